@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -168,6 +168,10 @@ class Expr(metaclass=_Interned):
     def children(self) -> tuple[Expr, ...]:
         raise NotImplementedError
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as a call of the class, so that the copy is interned where it arrives (a build worker)."""
+        return type(self), tuple(getattr(self, each.name) for each in fields(self))
+
     def __add__(self, other: Any) -> Expr:
         return binary(BinaryOp.ADD, self, other)
 
@@ -247,6 +251,9 @@ class Var(Expr):
     def __repr__(self) -> str:
         return self.name
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore_var, (self.name, self.dtype, self.key)
+
 
 _var_count = 0
 
@@ -256,6 +263,13 @@ def var(name: str, dtype: DType = DType.INT64) -> Var:
     global _var_count
     _var_count += 1
     return Var(name, dtype, _var_count)
+
+
+def _restore_var(name: str, dtype: DType, key: int) -> Var:
+    """A variable of another process; those made here later get other keys."""
+    global _var_count
+    _var_count = max(_var_count, key)
+    return Var(name, dtype, key)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

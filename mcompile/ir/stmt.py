@@ -4,8 +4,9 @@ Semantics. A loop's variable runs from 0 to extent - 1. SERIAL runs in order; PA
 may run on any thread (at most one, outermost, in a CPU PrimFunc: the kernel's grid); UNROLLED is SERIAL with its
 body repeated; VECTORIZED executes all its iterations' expressions at once, lane by lane, stores last; a store whose
 address does not depend on the vector variable must be a reduction `x[i] = combine(x[i], value)` and combines all
-lanes. THREAD loops are a GPU's grid and block dims: `thread` says which. A Barrier separates what the threads of one
-block do before it from what they do after it. If guards; nothing under a false guard is evaluated.
+lanes. THREAD loops are a GPU's grid and block dims: `thread` says which, and one inside another of the same thread
+stands for the same index (where it is below the inner extent). A Barrier separates what the threads of one block do
+before it from what they do after it. If guards; nothing under a false guard is evaluated.
 """
 
 from __future__ import annotations

@@ -106,7 +106,8 @@ def _check_loop(loop: For, context: _Context) -> None:
     if kind is ForKind.THREAD:
         parallel = any(outer.kind is ForKind.PARALLEL for outer in context.loops)
         _require(not parallel, name, "a thread loop inside a parallel loop")
-        _require(all(outer.thread is not loop.thread for outer in context.loops), name, "this thread is already bound")
+        same = [outer.extent for outer in context.loops if outer.thread is loop.thread]
+        _require(all(loop.extent <= extent for extent in same), name, "more iterations than its enclosing thread loop")
 
 
 def _check_allocate(stmt: Allocate, context: _Context) -> None:

@@ -101,6 +101,7 @@ class _Frame:
     masks: tuple[Expr, ...]
     placements: Mapping[str, _Placement]
     guarded: frozenset[str] = frozenset()  # axes whose region may leave the tensor
+    overrun: frozenset[str] = frozenset()  # axes whose loops may leave the region
 
     def opened(self, iterator: str, value: Expr) -> _Frame:
         return replace(self, values={**self.values, iterator: value})
@@ -123,6 +124,7 @@ class _Lowering:
         self.task = task
         self.state = state
         self.ranges: Ranges = {}
+        self.threads: list[Var] = []  # variables of threadIdx loops
         self.stages: dict[str, Stage] = {}
         self.constant: set[str] = set(task.constants)
         self.families: dict[str, _Family] = {}
@@ -239,7 +241,12 @@ class _Lowering:
         parent = self._extent(frame, relation.parent)
         full, tail = divmod(parent, relation.factor)
         parts: list[Stmt] = []
-        if kind is ForKind.PARALLEL or isinstance(kind, Thread):
+        if isinstance(kind, Thread):  # a block's threads all run the same loops: guard what is too much
+            sized = frame.sized(relation.inner, relation.factor)
+            if tail:
+                sized = replace(sized, overrun=sized.overrun | self._root_axes(frame, relation.parent))
+            return self._loop(sized, name, extent, kind, inside)
+        if kind is ForKind.PARALLEL:
             return self._loop(frame, name, extent, kind, lambda inner: self._resolve(inner, name, inside))
         if full:
             sized = frame.sized(relation.inner, relation.factor)
@@ -257,8 +264,10 @@ class _Lowering:
             return rest(frame.opened(name, as_expr(0)))
         loop_var = var(name)
         self.ranges[loop_var] = (0, extent - 1)
+        if isinstance(kind, Thread) and kind.value.startswith("threadIdx"):
+            self.threads.append(loop_var)
         body = rest(frame.opened(name, loop_var))
-        if is_thread:
+        if isinstance(kind, Thread):
             return For(loop_var, extent, body, ForKind.THREAD, kind)
         assert isinstance(kind, ForKind)
         return For(loop_var, extent, body, kind)
@@ -323,6 +332,16 @@ class _Lowering:
         if parent > relation.factor and parent % relation.factor:
             raise ScheduleError(f"{frame.stage.name}: {name} stands outside {relation.outer}, which leaves a remainder")
         return min(parent, relation.factor)
+
+    def _root_axes(self, frame: _Frame, name: str) -> frozenset[str]:
+        """The axes that an iterator derives from."""
+        if name in frame.stage.axes:
+            return frozenset([name])
+        family = self._family(frame)
+        if name in family.by_fused:
+            parts = family.by_fused[name].components
+            return frozenset[str]().union(*(self._root_axes(frame, part) for part in parts))
+        return self._root_axes(frame, (family.by_outer.get(name) or family.by_inner[name]).parent)
 
     def _component(self, frame: _Frame, relation: FuseRelation, component: str) -> Expr:
         value = self._value(frame, relation.fused)
@@ -407,21 +426,28 @@ class _Lowering:
     def _region(self, stage: Stage, frame: _Frame) -> list[_Span]:
         """What the rest of `frame`'s loops will read of each axis of `stage`."""
         region: list[_Span | None] = []
+        shared = stage.attach is not None and stage.attach.scope is Scope.SHARED
         for consumer in self.consumers.get(stage.name, ()):
-            env, deltas = self._environment(self.stages[consumer], frame, stage)
+            env, deltas, exact = self._environment(self.stages[consumer], frame, stage)
+            if shared:  # all threads of the block read it
+                deltas |= self._thread_ranges()
             ranges = {**self.ranges, **deltas}
             for load in walk(self.stages[consumer].compute.body):
                 if isinstance(load, Load) and load.source.name == stage.name:
                     found = [_interval(simplify(substitute(i, env), ranges), deltas, ranges) for i in load.indices]
+                    found = [span and replace(span, exact=span.exact and exact) for span in found]
                     region = [self._union(a, b) for a, b in zip(region, found, strict=True)] if region else list(found)
         return [self._clamp(part, dim) for part, dim in zip(region, stage.compute.shape, strict=True)]
 
-    def _environment(self, consumer: Stage, frame: _Frame, producer: Stage) -> tuple[dict[Var, Expr], Ranges]:
-        """What the axes of `consumer` run over: expressions in opened loops and fresh variables with ranges."""
+    def _environment(self, consumer: Stage, frame: _Frame, producer: Stage) -> tuple[dict[Var, Expr], Ranges, bool]:
+        """What the axes of `consumer` run over: expressions in opened loops and fresh variables with ranges.
+
+        The last value tells whether that is exact, or may leave the axes.
+        """
         deltas: Ranges = {}
         if consumer is frame.stage:
             env = {a.var: frame.mins[n] + self._value(frame, n, deltas) for n, a in consumer.axes.items()}
-            return env, deltas
+            return env, deltas, not (frame.overrun or frame.guarded)
         if not self._is_inside(consumer, frame.stage):
             raise ScheduleError(f"{producer.name} is also read by {consumer.name}, outside {frame.stage.name}")
         region = self._region(consumer, frame)
@@ -432,7 +458,11 @@ class _Lowering:
             span = region[spatial.index(name)] if name in spatial else _Span(as_expr(0), axis.extent)
             deltas[delta] = (0, span.extent - 1)
             env[axis.var] = span.low + delta
-        return env, deltas
+        return env, deltas, all(span.exact for span in region)
+
+    def _thread_ranges(self) -> Ranges:
+        """The index variables of a block's threads."""
+        return {thread: self.ranges[thread] for thread in self.threads}
 
     def _is_inside(self, stage: Stage, target: Stage) -> bool:
         while stage.attach is not None:
@@ -466,7 +496,10 @@ class _Lowering:
         for name, axis in stage.axes.items():
             if init and stage.is_reduce(name):
                 continue
-            env[axis.var] = simplify(frame.mins[name] + self._value(frame, name), self.ranges)
+            value = self._value(frame, name)
+            env[axis.var] = simplify(frame.mins[name] + value, self.ranges)
+            if name in frame.overrun:
+                masks.append(simplify(value, self.ranges) < frame.extents[name])
             if name in frame.guarded:
                 masks.extend(self._outside(env[axis.var], axis.extent))
         position = tuple(env[stage.axes[name].var] for name in stage.spatial_axes)
