@@ -40,6 +40,8 @@ from mcompile.schedule.steps import LayoutRewrite, Trace
 from mcompile.schedule.task import Task
 
 Ranges = dict[Var, tuple[int, int]]
+_ALIASING_BYTES = 2048  # rows at multiples of this crowd a few sets of a first-level cache
+_CACHE_LINE_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -175,10 +177,10 @@ class _Lowering:
             shape = tuple(_part_extent(tensor.shape[dim], layout.tiles[dim], part) for dim, part in layout.order)
             return Buffer(tensor.name, shape, tensor.dtype, row_major(shape))
         strides = self.task.strides.get(tensor.name)
-        if strides is None:
-            stage = self.stages.get(tensor.name)
-            order = range(len(tensor.shape)) if stage is None or tensor.name in self.constant else _memory_order(stage)
-            strides = _ordered_strides(tensor.shape, order)
+        if strides is None and tensor.name in self.constant:
+            strides = row_major(tensor.shape)
+        elif strides is None:
+            strides = _ordered_strides(tensor.shape, _memory_order(self.stages[tensor.name]), tensor.dtype.bytes)
         return Buffer(tensor.name, tensor.shape, tensor.dtype, strides)
 
     # --- the functions ---
@@ -411,7 +413,7 @@ class _Lowering:
         order = _memory_order(stage)
         if order:
             extents[order[-1]] = padded_extent(extents[order[-1]])
-        strides = _ordered_strides(tuple(extents), order)
+        strides = _ordered_strides(tuple(extents), order, stage.compute.dtype.bytes)
         buffer = Buffer(stage.name, tuple(extents), stage.compute.dtype, strides, attach.scope)
         return _Placement(buffer, tuple(span.low for span in region))
 
@@ -591,10 +593,13 @@ def _memory_order(stage: Stage) -> list[int]:
     return sorted(range(len(axes)), key=lambda dim: (depth(axes[dim]), dim))
 
 
-def _ordered_strides(shape: tuple[int, ...], order: list[int] | range) -> tuple[int, ...]:
+def _ordered_strides(shape: tuple[int, ...], order: list[int], element_bytes: int) -> tuple[int, ...]:
+    """Strides of a dense buffer of our own, rows set apart where they would all fall into the same cache sets."""
     strides = [1] * len(shape)
     step = 1
     for dim in reversed(order):
+        if step > 1 and step * element_bytes % _ALIASING_BYTES == 0:
+            step += _CACHE_LINE_BYTES // element_bytes
         strides[dim] = step
         step *= shape[dim]
     return tuple(strides)

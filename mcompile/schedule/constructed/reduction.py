@@ -25,8 +25,10 @@ from mcompile.schedule.analysis import (
 )
 from mcompile.schedule.constructed.builder import TraceBuilder
 from mcompile.schedule.constructed.injective import schedule_injective
-from mcompile.schedule.constructed.tiles import RegisterTile, balanced_blocks, choose_tile
+from mcompile.schedule.constructed.tiles import Loops, RegisterTile, choose_block, choose_tile, column_cycles
 
+_CACHE_WAYS = 8
+_PAGE_BYTES = 4096
 _SERIAL_FLOPS = 100_000  # below this a fork costs more than it gains
 
 
@@ -74,7 +76,7 @@ def axis_map(consumer: Compute, producer: Compute) -> dict[int, tuple[Axis, int,
     An index is an axis (divisor 1), axis // divisor or axis % divisor; None if any load has another form, if the loads
     differ, or if some axis of the consumer does not move through the producer.
     """
-    loads = [load for load in loads_of(consumer) if load.source is producer]
+    loads = [load for load in loads_of(consumer) if load.source.name == producer.name]
     if len({load.indices for load in loads}) != 1:
         return None
     axes = {axis.var: axis for axis in consumer.axes}
@@ -236,6 +238,17 @@ class _Rule:
                 return axis
         return None
 
+    def _crowded_operand(self, vector: Axis | None, tile_axis: Axis | None, tile: RegisterTile) -> _Operand | None:
+        """An operand whose rows fall into one set of the first-level cache, read often enough to pay for a copy."""
+        if vector is None or tile_axis is None or tile.rows <= _CACHE_WAYS or vector.extent < 8 * self.lanes:
+            return None
+        for operand in self.operands:
+            step = operand.steps[tile_axis.var]
+            crowds = step and step * operand.load.source.dtype.bytes % _PAGE_BYTES == 0
+            if crowds and not operand.is_free and not operand.moves(vector.var):
+                return operand
+        return None
+
     def _copy_operand(self, operand: _Operand) -> None:
         source = operand.load.source
         self.builder.add(steps.CacheRead(source.name, self.compute.name))
@@ -287,6 +300,9 @@ class _Rule:
         builder, name = self.builder, self.compute.name
         tile_axis = None if vector is None else self._tile_axis(vector)
         tile = self._register_tile(vector, tile_axis)
+        crowded = self._crowded_operand(vector, tile_axis, tile)
+        if crowded is not None:
+            self._copy_operand(crowded)
         names = axis_names(self.compute)
         if self.plan.epilogue.name == name:
             builder.add(steps.CacheWrite(name))
@@ -468,6 +484,7 @@ class _Grid:
         self.others.sort(key=lambda axis: -strides[axis])
         self.row = self._row_axis()
         self.threads = rule.target.threads
+        self.block = 1
 
     def _row_axis(self) -> Axis | None:
         """The loop just outside the tile axis that moves with it through the same operand only (rows of an image)."""
@@ -490,7 +507,9 @@ class _Grid:
         builder, out = self.builder, self.out
         vectors = self._split_vector()
         is_parallel = self.threads > 1 and compute_flops(self.rule.compute) >= _SERIAL_FLOPS
-        by_vector = vectors and self._prefers_vector_blocks()
+        loops = self._loops()
+        self.block, cycles = choose_block(loops, self.rule.target)
+        by_vector = bool(vectors) and (self.tile_axis is None or column_cycles(loops, self.rule.target) < cycles)
         batch = [self.loop_of[axis] for axis in self.others if axis is not self.row]
         row = self._split_row(by_vector)
         tiles = self._split_tile(by_vector)
@@ -520,25 +539,35 @@ class _Grid:
             return []
         return self.builder.split(self.out, self.loop_of[self.vector], self.tile.vectors, self.rule.lanes)
 
+    def _loops(self) -> Loops:
+        """Sizes for the choice of blocks; a unit is a row, or a register tile's points where there are no rows."""
+        row = 1 if self.row is None else self.row.extent
+        tile = 1 if self.tile_axis is None else self.tile_axis.extent
+        vector = 1 if self.vector is None else self.vector.extent
+        unit = tile if self.row is not None else self.tile.rows
+        return Loops(
+            points=row * tile,
+            columns=ceil(vector / (self.tile.vectors * self.rule.lanes)),
+            batch=prod(axis.extent for axis in self.others if axis is not self.row),
+            unit=min(unit, row * tile),
+            halo=self._halo() * unit,
+            cycles=compute_flops(self.rule.compute) / (4 * self.rule.lanes),
+            shared_bytes=self._bytes(True),
+            point_bytes=self._bytes(False),
+        )
+
+    def _halo(self) -> float:
+        """What a block's prologue costs over what it stores, in rows of the reduction's own work."""
+        if not self.rule.plan.prologue or self.row is None:
+            return 0.0
+        work = self.rule.steps * (1 if self.vector is None else self.vector.extent)
+        return 2.0 * min(1.0, 64.0 / max(1.0, work / self.rule.compute.reduce_axes[-1].extent))
+
     def _split_row(self, by_vector: bool) -> list[str]:
         if self.row is None:
             return []
         loop = self.loop_of[self.row]
-        if by_vector:
-            return [loop]
-        outer = prod(axis.extent for axis in self.others if axis is not self.row)
-        row_bytes = max(1, self._bytes(False) // max(1, self.row.extent * outer))
-        largest = max(1, self.rule.target.l2_bytes // 4 // row_bytes)
-        halo = self._halo(self.row)
-        size = balanced_blocks(self.row.extent, 1, self.threads, outer, largest, halo)
-        return self.builder.split(self.out, loop, size)
-
-    def _halo(self, axis: Axis) -> float:
-        """Rows of a prologue that neighbouring blocks compute twice, weighed by what a row costs beside the reduction."""
-        if not self.rule.plan.prologue:
-            return 0.0
-        reduce_reads = self.rule.steps * (1 if self.vector is None else self.vector.extent)
-        return 2.0 * min(1.0, 64.0 / max(1.0, reduce_reads / self.rule.compute.reduce_axes[-1].extent))
+        return [loop] if by_vector else self.builder.split(self.out, loop, self.block)
 
     def _split_tile(self, by_vector: bool) -> list[str]:
         if self.tile_axis is None:
@@ -546,36 +575,4 @@ class _Grid:
         loop, rows = self.loop_of[self.tile_axis], self.tile.rows
         if self.row is not None or by_vector:
             return self.builder.split(self.out, loop, rows)
-        outer = prod(axis.extent for axis in self.others)
-        point_bytes = max(1, self._bytes(False) // max(1, self.tile_axis.extent * outer))
-        largest = max(rows, self.rule.target.l2_bytes // 4 // point_bytes)
-        if self._bytes(True) > self.rule.target.l2_bytes // 2:
-            largest = max(largest, ceil(self.tile_axis.extent / self.threads))
-        size = balanced_blocks(self.tile_axis.extent, rows, self.threads, outer, largest)
-        return self.builder.split(self.out, loop, size, rows)
-
-    def _prefers_vector_blocks(self) -> bool:
-        """Whether threads should share the vector axis (each reads its part of the weights) rather than rows."""
-        assert self.vector is not None
-        columns = ceil(self.vector.extent / (self.tile.vectors * self.rule.lanes))
-        batch = prod(axis.extent for axis in self.others if axis is not self.row)
-        if self.tile_axis is None:
-            return True
-        points = self.tile_axis.extent * (self.row.extent if self.row is not None else 1)
-        row_units = self.row.extent if self.row is not None else ceil(points / self.tile.rows)
-        weights, inputs = self._bytes(True), self._bytes(False)
-        by_row = self._unevenness(row_units * batch) + self._traffic(weights, inputs, row_units)
-        by_column = self._unevenness(columns * batch) + self._traffic(inputs, weights, columns)
-        return by_column < by_row
-
-    def _unevenness(self, units: int) -> float:
-        return ceil(units / self.threads) * self.threads / units
-
-    def _traffic(self, shared: int, divided: int, blocks: int) -> float:
-        """Estimated time, as a share of the arithmetic's, to read `shared` once a block and `divided` once."""
-        cache = self.rule.target.l2_bytes // 2
-        rounds = 1 if shared <= cache else min(blocks, max(1, divided // cache)) * self.threads
-        cycles = compute_flops(self.rule.compute) / (4 * self.rule.lanes)
-        return (shared * rounds + divided) / 8 / max(1.0, cycles)
-
-
+        return self.builder.split(self.out, loop, self.block, rows)
