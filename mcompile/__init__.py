@@ -10,24 +10,58 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mcompile.driver import CompileOptions, InferenceSession, compile
-    from mcompile.runtime.options import SessionOptions
+    from mcompile.driver import CompileOptions
+    from mcompile.driver import compile_model as compile
+    from mcompile.runtime import (
+        ExecutionMode,
+        GraphOptimizationLevel,
+        IOBinding,
+        OrtValue,
+        RunOptions,
+        SessionOptions,
+        get_available_providers,
+        get_device,
+    )
+    from mcompile.session import InferenceSession
 
 __version__ = "0.1.0"
-__all__ = ["CompileOptions", "InferenceSession", "SessionOptions", "__version__", "compile"]
-
+_RUNTIME = (
+    "ExecutionMode",
+    "GraphOptimizationLevel",
+    "IOBinding",
+    "OrtValue",
+    "RunOptions",
+    "SessionOptions",
+    "get_available_providers",
+    "get_device",
+)
 _HOMES = {
-    "CompileOptions": "mcompile.driver",
-    "InferenceSession": "mcompile.driver",
-    "SessionOptions": "mcompile.runtime.options",
-    "compile": "mcompile.driver",
+    "CompileOptions": ("mcompile.driver", "CompileOptions"),
+    "compile": ("mcompile.driver", "compile_model"),
+    "InferenceSession": ("mcompile.session", "InferenceSession"),
+    **{name: ("mcompile.runtime", name) for name in _RUNTIME},
 }
+__all__ = [
+    "CompileOptions",
+    "ExecutionMode",
+    "GraphOptimizationLevel",
+    "IOBinding",
+    "InferenceSession",
+    "OrtValue",
+    "RunOptions",
+    "SessionOptions",
+    "__version__",
+    "compile",
+    "get_available_providers",
+    "get_device",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    module, attribute = _HOMES[name]
+    return getattr(import_module(module), attribute)
 
 
 def __dir__() -> list[str]:

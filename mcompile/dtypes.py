@@ -81,7 +81,8 @@ class DType(str, Enum):
 def _bfloat16() -> np.dtype[np.generic]:
     import ml_dtypes  # not needed by a runtime that never meets a bfloat16
 
-    return np.dtype(ml_dtypes.bfloat16)
+    bfloat16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
 
 
 def _limits(dtype: DType) -> tuple[int | float, int | float]:
@@ -90,9 +91,9 @@ def _limits(dtype: DType) -> tuple[int | float, int | float]:
     if dtype is DType.BFLOAT16:
         return -float(2**128 - 2**120), float(2**128 - 2**120)
     if dtype.is_float:
-        info = np.finfo(dtype.numpy)  # type: ignore[arg-type]
+        info = np.finfo(dtype.value)
         return float(info.min), float(info.max)
-    limits = np.iinfo(dtype.numpy)
+    limits = np.iinfo(dtype.value)
     return int(limits.min), int(limits.max)
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+_SHOWN_PROBLEMS = 20
+
 
 class McompileError(Exception):
     """Base of every error that mcompile raises on purpose."""
 
 
 class ModelError(McompileError):
-    """The model is invalid or uses something unsupported. `problems` lists every one found, not just the first."""
+    """The model is invalid or uses something unsupported. `problems` lists every one found, the message a screenful."""
 
     def __init__(self, message: str, problems: tuple[str, ...] = ()) -> None:
         self.problems = problems
-        super().__init__("\n".join([message, *(f"  - {problem}" for problem in problems)]))
+        shown = [f"  - {problem}" for problem in problems[:_SHOWN_PROBLEMS]]
+        rest = [f"  ... and {len(problems) - len(shown)} more"] if len(problems) > len(shown) else []
+        super().__init__("\n".join([message, *shown, *rest]))
 
 
 class OptionError(McompileError):

@@ -32,7 +32,7 @@ class Bounds:
     def __call__(self, expr: Expr) -> Interval | None:
         if expr in self._memo:
             return self._memo[expr]
-        if expr.dtype.is_float:
+        if expr.dtype not in _LIMITS:
             result = None
         elif expr.dtype is DType.INT64 and isinstance(expr, Binary) and expr.op in _LINEAR:
             affine = as_affine(expr)
@@ -66,7 +66,7 @@ class Bounds:
             case Var():
                 return self._ranges.get(expr) or _narrow(expr.dtype)
             case Load():
-                return _limits(expr.dtype)
+                return _LIMITS.get(expr.dtype)
             case Compare() | Unary(UnaryOp.IS_NAN | UnaryOp.IS_INF):
                 return 0, 1
             case Select(_, a, b):
@@ -86,24 +86,23 @@ class Bounds:
         if dtype is DType.BOOL:
             return 0, 1
         if x.dtype.is_float:
-            return _limits(dtype)
+            return _LIMITS.get(dtype)
         interval = self(x)
         return _narrow(dtype) if interval is None else interval
 
 
-def _limits(dtype: DType) -> Interval | None:
-    return None if dtype.is_float else (int(dtype.min_value), int(dtype.max_value))
+_LIMITS = {dtype: (int(dtype.min_value), int(dtype.max_value)) for dtype in DType if not dtype.is_float}
 
 
 def _narrow(dtype: DType) -> Interval | None:
     """What is known of any value of `dtype`: of INT64 nothing, so that index arithmetic is not said to wrap."""
-    return None if dtype is DType.INT64 else _limits(dtype)
+    return None if dtype is DType.INT64 else _LIMITS.get(dtype)
 
 
 def _wrapped(interval: Interval | None, dtype: DType) -> Interval | None:
     if interval is None:
         return None
-    limits = _limits(dtype)
+    limits = _LIMITS.get(dtype)
     if limits is None or (limits[0] <= interval[0] and interval[1] <= limits[1]):
         return interval
     return limits
@@ -128,10 +127,10 @@ def _unary(op: UnaryOp, interval: Interval | None, dtype: DType) -> Interval | N
         case UnaryOp.NEG:
             return -high, -low
         case UnaryOp.NOT:
-            return (-1 - high, -1 - low) if dtype.min_value < 0 else _limits(dtype)
+            return (-1 - high, -1 - low) if dtype.min_value < 0 else _LIMITS.get(dtype)
         case UnaryOp.ABS:
             return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
-    return _limits(dtype)
+    return _LIMITS.get(dtype)
 
 
 def _union(a: Interval, b: Interval) -> Interval:

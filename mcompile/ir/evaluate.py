@@ -59,9 +59,20 @@ class Lanes:
 
     def __call__(self, expr: Expr) -> Any:
         known = self._known(expr)
-        if known is None:
-            known = self._memo[expr] = self._value(expr)
-        return known
+        if known is not None:
+            return known
+        stack = [(expr, False)]  # a long chain must not recurse
+        while stack:
+            node, ready = stack.pop()
+            if self._known(node) is not None:
+                continue
+            if ready:
+                self._memo[node] = self._value(node)
+            else:
+                stack.append((node, True))
+                needed = (node.condition,) if isinstance(node, Select) else node.children
+                stack.extend((child, False) for child in needed)
+        return self._memo[expr]
 
     def _known(self, expr: Expr) -> Any:
         """The value, if these lanes or a superset of them have it."""
@@ -77,7 +88,7 @@ class Lanes:
             case Var():
                 return self.env[expr]
             case Const(value, dtype):
-                return np.asarray(value).astype(dtype.numpy)[()]
+                return semantics.constant(value, dtype)
             case Unary(op, x):
                 return semantics.UNARY[op](self(x))
             case Binary(op, a, b):
@@ -103,12 +114,12 @@ class Lanes:
 
     def checked(self, index: Any, extent: int, what: str) -> Any:
         """`index` clamped to [0, extent). Raises InternalError if it is out of bounds on a lane that counts."""
+        if index.size == 0 or (index.min() >= 0 and index.max() < extent):
+            return index
         outside = (index < 0) | (index >= extent)
-        if np.any(outside):
-            if self.mask is None or np.any(outside & self.mask):
-                raise InternalError(f"{what}: index {_extreme(index, outside, self.mask)} is outside [0, {extent})")
-            return np.clip(index, 0, max(extent - 1, 0))
-        return index
+        if self.mask is None or np.any(outside & self.mask):
+            raise InternalError(f"{what}: index {_extreme(index, outside, self.mask)} is outside [0, {extent})")
+        return np.clip(index, 0, max(extent - 1, 0))
 
 
 def _extreme(index: Any, outside: Any, mask: Any) -> int:

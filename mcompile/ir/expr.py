@@ -151,7 +151,7 @@ class _Interned(type):
 _TABLE: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
 
 
-@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True, repr=False)
 class Expr(metaclass=_Interned):
     """Base of all expressions. Operators build nodes; `==` is identity (use `eq` for the comparison)."""
 
@@ -232,6 +232,11 @@ class Expr(metaclass=_Interned):
     def astype(self, dtype: DType) -> Expr:
         return self if self.dtype is dtype else Cast(dtype, self)
 
+    def __repr__(self) -> str:
+        from mcompile.ir.printer import print_expr  # which imports this module
+
+        return print_expr(self)
+
     def __bool__(self) -> bool:
         raise TypeError("an Expr has no truth value; compare with `is`, or build a Select")
 
@@ -272,7 +277,7 @@ def _restore_var(name: str, dtype: DType, key: int) -> Var:
     return Var(name, dtype, key)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Const(Expr):
     value: int | float | bool
     dtype: DType
@@ -291,7 +296,7 @@ class Const(Expr):
         return ()
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Unary(Expr):
     op: UnaryOp
     x: Expr
@@ -305,7 +310,7 @@ class Unary(Expr):
         return (self.x,)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Binary(Expr):
     op: BinaryOp
     a: Expr
@@ -320,7 +325,7 @@ class Binary(Expr):
         return (self.a, self.b)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Compare(Expr):
     op: CompareOp
     a: Expr
@@ -335,7 +340,7 @@ class Compare(Expr):
         return (self.a, self.b)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Select(Expr):
     """`a` where `condition`, else `b`; the branch not taken is not evaluated."""
 
@@ -352,7 +357,7 @@ class Select(Expr):
         return (self.condition, self.a, self.b)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Cast(Expr):
     """Conversion as numpy's astype (float to integer truncates); to BOOL it is `x != 0`."""
 
@@ -364,7 +369,7 @@ class Cast(Expr):
         return (self.x,)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Call(Expr):
     function: Intrinsic
     args: tuple[Expr, ...]
@@ -375,7 +380,7 @@ class Call(Expr):
         return self.args
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Load(Expr):
     """An element of a Tensor (tensor level) or Buffer (loop level), one index for each of its dims."""
 
@@ -391,7 +396,7 @@ class Load(Expr):
         return self.indices
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Reduce(Expr):
     """`value` combined over all values of `axes` (reduce-axis Vars; their extents stand in the Compute)."""
 

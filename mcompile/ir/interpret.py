@@ -35,6 +35,7 @@ from mcompile.ir.stmt import (
     For,
     ForKind,
     If,
+    Prefetch,
     PrimFunc,
     Scope,
     Seq,
@@ -104,6 +105,8 @@ def _compile_plain(stmt: Stmt) -> Callable[[Env], None]:
             return _compile_allocate(buffer, _compile_plain(body))
         case Block(_, body):
             return _compile_plain(body)
+        case Prefetch():
+            return _compile_seq([])
     raise InternalError(f"cannot execute {type(stmt).__name__}")
 
 

@@ -28,7 +28,7 @@ from mcompile.ir.expr import (
     Var,
     walk,
 )
-from mcompile.ir.stmt import Allocate, Barrier, Block, Buffer, For, If, PrimFunc, Seq, Stmt, Store
+from mcompile.ir.stmt import Allocate, Barrier, Block, Buffer, For, If, Prefetch, PrimFunc, Seq, Stmt, Store
 from mcompile.ir.tensor import Axis, Compute, ComputeDag, Tensor
 
 _SHORT = {
@@ -118,7 +118,7 @@ class _Printer:
             case Const(value, dtype):
                 return _ATOM, _const(value, dtype)
             case Unary(UnaryOp.NEG, x):
-                return _PREFIX, f"-{at(x, _ATOM)}"
+                return _PREFIX, f"-({texts[x][1]})" if isinstance(x, Const) else f"-{at(x, _ATOM)}"
             case Unary(UnaryOp.NOT, x):
                 return _PREFIX, f"!{at(x, _ATOM)}"
             case Binary(op, a, b) if op in _INFIX:
@@ -183,6 +183,8 @@ class _Printer:
                 return [f"{pad}block {name}:", *self.stmt(body, indent + 1)]
             case Barrier():
                 return [f"{pad}barrier"]
+            case Prefetch(buffer, offset):
+                return [f"{pad}prefetch {self.source(buffer)} + {self.expr(offset)}"]
         raise TypeError(f"no text for {type(stmt).__name__}")
 
 

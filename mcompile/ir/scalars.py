@@ -86,7 +86,7 @@ def _compile_node(node: Expr, args: list[Value]) -> Value:
         case Var():
             return operator.itemgetter(node)
         case Const(value, dtype):
-            held = value if dtype in (DType.INT64, DType.BOOL) else np.asarray(value).astype(dtype.numpy)[()]
+            held = value if dtype in (DType.INT64, DType.BOOL) else semantics.constant(value, dtype)
             return lambda env: held
         case Select():
             test, a, b = args

@@ -104,6 +104,14 @@ COMPARE: dict[CompareOp, Callable[[Values, Values], Values]] = {
 }
 
 
+def constant(value: int | float | bool, dtype: DType) -> Values:
+    """A numpy scalar; an integer too large for `dtype` wraps around."""
+    try:
+        return dtype.numpy.type(value)
+    except OverflowError:
+        return np.asarray(value).astype(dtype.numpy)[()]
+
+
 def cast(x: Values, dtype: DType) -> Values:
     """As numpy's astype; to BOOL it is x != 0."""
     return x != 0 if dtype is DType.BOOL else x.astype(dtype.numpy)

@@ -42,6 +42,7 @@ from mcompile.ir.expr import (
 )
 
 _INT64 = DType.INT64
+_HALF = 1 << 63
 _TRUE: Expr = Const(True, DType.BOOL)
 _FALSE: Expr = Const(False, DType.BOOL)
 _INVERSE = {
@@ -178,7 +179,7 @@ class Simplifier:
 
     def _may_wrap(self, x: Affine) -> bool:
         interval = self.bounds.affine(x)
-        return interval is not None and not (_INT64.min_value <= interval[0] <= interval[1] <= _INT64.max_value)
+        return interval is not None and not (-_HALF <= interval[0] <= interval[1] < _HALF)
 
     def _div(self, x: Affine, c: int) -> Affine:
         """x // c for c != 0."""

@@ -124,6 +124,14 @@ class Barrier(Stmt):
 
 
 @dataclass(frozen=True, eq=False)
+class Prefetch(Stmt):
+    """Hint that `buffer`'s element at flat `offset` will be read soon; it may lie beyond the end. No meaning."""
+
+    buffer: Buffer
+    offset: Expr
+
+
+@dataclass(frozen=True, eq=False)
 class PrimFunc:
     """A kernel: parameters in call order (all GLOBAL), which of them it writes, and its body."""
 

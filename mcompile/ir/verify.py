@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from mcompile.dtypes import DType
 from mcompile.errors import InternalError
 from mcompile.ir.expr import Binary, Compare, Expr, Load, Reduce, Select, Var, walk
-from mcompile.ir.stmt import Allocate, Barrier, Block, Buffer, For, ForKind, If, PrimFunc, Scope, Seq, Stmt, Store
+from mcompile.ir.stmt import Allocate, Barrier, Block, Buffer, For, ForKind, If, Prefetch, PrimFunc, Scope, Seq, Stmt, Store
 
 
 def verify_func(func: PrimFunc) -> None:
@@ -85,6 +85,9 @@ def _check(stmt: Stmt, context: _Context) -> None:
             _check_allocate(stmt, inner)
         case Block(_, body):
             _check(body, context)
+        case Prefetch(buffer, offset):
+            _require(buffer in context.readable, buffer.name, "prefetched, but not in scope")
+            _check_expr(offset, context, "prefetch")
         case Barrier():
             _require(context.is_threaded, "barrier", "it lies inside no thread loop")
             _require(not context.is_vector, "barrier", "it lies inside a vectorized loop")

@@ -46,7 +46,22 @@ def _gather_samples() -> Iterator[Sample]:
     yield Sample((series(4, 3, 2), np.array(-2, np.int32)), {"axis": 1})
 
 
-define("Gather", OpKind.INJECTIVE, _gather, attrs={"axis": 0}, samples=_gather_samples)
+def _gather_reference(arrays: Sequence[Array | None], attrs: Attrs) -> tuple[Array, ...]:
+    x, indices = arrays[:2]
+    assert x is not None
+    assert indices is not None
+    axis = int(attrs["axis"])
+    return (np.take(x, np.where(indices < 0, indices + x.shape[axis], indices), axis, mode="clip"),)
+
+
+define(
+    "Gather",
+    OpKind.INJECTIVE,
+    _gather,
+    reference=_gather_reference,
+    attrs={"axis": 0},
+    samples=_gather_samples,
+)
 
 
 def _gather_elements(inputs: Inputs, attrs: Attrs) -> tuple[Compute, ...]:

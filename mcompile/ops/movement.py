@@ -20,6 +20,13 @@ from mcompile.ops.registry import REQUIRED, Array, Attrs, Inputs, OpKind, Sample
 from mcompile.ops.sampling import series
 
 Shape = tuple[int, ...]
+Arrays = Sequence[Array | None]
+
+
+def _array(arrays: Arrays, position: int = 0) -> Array:
+    array = arrays[position]
+    assert array is not None
+    return array
 
 
 def _reshape_to(name: str, x: Tensor, shape: Sequence[int]) -> Compute:
@@ -50,6 +57,11 @@ def _reshape(inputs: Inputs, attrs: Attrs) -> tuple[Compute, ...]:
     return (_reshape_to("reshape", x, _reshaped(x.shape, ints(attrs["shape"]), bool(attrs["allowzero"]))),)
 
 
+def _reshape_reference(arrays: Arrays, attrs: Attrs) -> tuple[Array, ...]:
+    x = _array(arrays)
+    return (x.reshape(_reshaped(x.shape, ints(attrs["shape"]), bool(attrs["allowzero"]))),)
+
+
 def _reshape_samples() -> Iterator[Sample]:
     shapes = [((2, 3, 4), (2, -1)), ((2, 3, 4), (0, 4, 3)), ((2, 12), (2, 3, 2, 2)), ((6, 4), (4, 6)), ((1, 6), (6,))]
     for source, target in shapes:
@@ -61,6 +73,7 @@ define(
     "Reshape",
     OpKind.INJECTIVE,
     _reshape,
+    reference=_reshape_reference,
     attrs={"shape": REQUIRED, "allowzero": 0},
     operands={1: "shape"},
     samples=_reshape_samples,
@@ -68,17 +81,23 @@ define(
 
 
 def _flatten(inputs: Inputs, attrs: Attrs) -> tuple[Compute, ...]:
-    x, axis = operand(inputs, 0), int(attrs["axis"])
-    if not -len(x.shape) <= axis <= len(x.shape):
-        raise ModelError(f"axis {axis} is out of range for rank {len(x.shape)}")
-    axis = axis + len(x.shape) if axis < 0 else axis
-    return (_reshape_to("flatten", x, (prod(x.shape[:axis]), prod(x.shape[axis:]))),)
+    x = operand(inputs, 0)
+    return (_reshape_to("flatten", x, _flattened(x.shape, attrs)),)
+
+
+def _flattened(shape: Shape, attrs: Attrs) -> Shape:
+    axis, rank = int(attrs["axis"]), len(shape)
+    if not -rank <= axis <= rank:
+        raise ModelError(f"axis {axis} is out of range for rank {rank}")
+    axis = axis + rank if axis < 0 else axis
+    return prod(shape[:axis]), prod(shape[axis:])
 
 
 define(
     "Flatten",
     OpKind.INJECTIVE,
     _flatten,
+    reference=lambda arrays, attrs: (_array(arrays).reshape(_flattened(_array(arrays).shape, attrs)),),
     attrs={"axis": 1},
     samples=lambda: (Sample((series(2, 3, 4),), {"axis": axis}) for axis in (0, 1, 2, 3, -1)),
 )
@@ -86,11 +105,15 @@ define(
 
 def _squeeze(inputs: Inputs, attrs: Attrs) -> tuple[Compute, ...]:
     x = operand(inputs, 0)
-    ones = tuple(dim for dim, extent in enumerate(x.shape) if extent == 1)
-    axes = ones if attrs["axes"] is None else normalize_axes(attrs["axes"], len(x.shape))
+    return (_reshape_to("squeeze", x, _squeezed(x.shape, attrs)),)
+
+
+def _squeezed(shape: Shape, attrs: Attrs) -> Shape:
+    ones = tuple(dim for dim, extent in enumerate(shape) if extent == 1)
+    axes = ones if attrs["axes"] is None else normalize_axes(attrs["axes"], len(shape))
     if not set(axes) <= set(ones):
-        raise ModelError(f"cannot squeeze axes {list(axes)} of shape {list(x.shape)}: only dims of 1 can go")
-    return (_reshape_to("squeeze", x, [extent for dim, extent in enumerate(x.shape) if dim not in axes]),)
+        raise ModelError(f"cannot squeeze axes {list(axes)} of shape {list(shape)}: only dims of 1 can go")
+    return tuple(extent for dim, extent in enumerate(shape) if dim not in axes)
 
 
 def _squeeze_samples() -> Iterator[Sample]:
@@ -103,6 +126,7 @@ define(
     "Squeeze",
     OpKind.INJECTIVE,
     _squeeze,
+    reference=lambda arrays, attrs: (_array(arrays).reshape(_squeezed(_array(arrays).shape, attrs)),),
     attrs={"axes": None},
     operands={1: "axes"},
     samples=_squeeze_samples,
@@ -110,11 +134,15 @@ define(
 
 
 def _unsqueeze(inputs: Inputs, attrs: Attrs) -> tuple[Compute, ...]:
-    x, axes = operand(inputs, 0), ints(attrs["axes"])
-    rank = len(x.shape) + len(axes)
-    axes = normalize_axes(axes, rank)
-    extents = iter(x.shape)
-    return (_reshape_to("unsqueeze", x, [1 if dim in axes else next(extents) for dim in range(rank)]),)
+    x = operand(inputs, 0)
+    return (_reshape_to("unsqueeze", x, _unsqueezed(x.shape, attrs)),)
+
+
+def _unsqueezed(shape: Shape, attrs: Attrs) -> Shape:
+    rank = len(shape) + len(ints(attrs["axes"]))
+    axes = normalize_axes(attrs["axes"], rank)
+    extents = iter(shape)
+    return tuple(1 if dim in axes else next(extents) for dim in range(rank))
 
 
 def _unsqueeze_samples() -> Iterator[Sample]:
@@ -126,6 +154,7 @@ define(
     "Unsqueeze",
     OpKind.INJECTIVE,
     _unsqueeze,
+    reference=lambda arrays, attrs: (_array(arrays).reshape(_unsqueezed(_array(arrays).shape, attrs)),),
     attrs={"axes": REQUIRED},
     operands={1: "axes"},
     samples=_unsqueeze_samples,
@@ -145,12 +174,30 @@ def _transpose(inputs: Inputs, attrs: Attrs) -> tuple[Compute, ...]:
     return (compute("transpose", shape, lambda *index: x[tuple(index[perm.index(dim)] for dim in range(rank))]),)
 
 
+def _transpose_reference(arrays: Arrays, attrs: Attrs) -> tuple[Array, ...]:
+    """Row-major, copied in blocks of rows: numpy alone walks a large matrix against its cache lines."""
+    source = np.transpose(_array(arrays), attrs["perm"])
+    result = np.empty(source.shape, source.dtype)
+    rows = int(np.argmax(source.strides)) if source.ndim else 0
+    for start in range(0, source.shape[rows] if source.ndim else 0, 64):
+        block = (slice(None),) * rows + (slice(start, start + 64),)
+        result[block] = source[block]
+    return (result if source.ndim else source,)
+
+
 def _transpose_samples() -> Iterator[Sample]:
     yield Sample((series(2, 3, 4),), {})
     yield Sample((series(2, 3, 4, 5),), {"perm": (0, 2, 3, 1)})
 
 
-define("Transpose", OpKind.INJECTIVE, _transpose, attrs={"perm": None}, samples=_transpose_samples)
+define(
+    "Transpose",
+    OpKind.INJECTIVE,
+    _transpose,
+    reference=_transpose_reference,
+    attrs={"perm": None},
+    samples=_transpose_samples,
+)
 
 
 def _check_blocks(size: int, block: int, what: str) -> None:
@@ -237,7 +284,18 @@ def _concat_samples() -> Iterator[Sample]:
     yield Sample((series(2, 3),), {"axis": 0})
 
 
-define("Concat", OpKind.INJECTIVE, _concat, attrs={"axis": REQUIRED}, samples=_concat_samples)
+def _concat_reference(arrays: Arrays, attrs: Attrs) -> tuple[Array, ...]:
+    return (np.concatenate([array for array in arrays if array is not None], int(attrs["axis"])),)
+
+
+define(
+    "Concat",
+    OpKind.INJECTIVE,
+    _concat,
+    reference=_concat_reference,
+    attrs={"axis": REQUIRED},
+    samples=_concat_samples,
+)
 
 
 def _offset(x: Tensor, name: str, starts: Shape, steps: Shape, shape: Sequence[int]) -> Compute:
@@ -275,6 +333,12 @@ def _split(inputs: Inputs, attrs: Attrs) -> tuple[Compute, ...]:
     return tuple(outputs)
 
 
+def _split_reference(arrays: Arrays, attrs: Attrs) -> tuple[Array, ...]:
+    x, axis = _array(arrays), int(attrs["axis"])
+    cuts = np.cumsum(_split_sizes(x.shape[axis], attrs))[:-1]
+    return tuple(np.ascontiguousarray(part) for part in np.split(x, cuts, axis))
+
+
 def _split_samples() -> Iterator[Sample]:
     yield Sample((series(2, 7),), {"axis": 1, "num_outputs": 3})
     yield Sample((series(2, 7),), {"axis": -1, "split": np.array([2, 5], np.int64)})
@@ -285,33 +349,39 @@ define(
     "Split",
     OpKind.INJECTIVE,
     _split,
+    reference=_split_reference,
     attrs={"axis": 0, "split": None, "num_outputs": None},
     operands={1: "split"},
     samples=_split_samples,
 )
 
 
-def _slice_range(extent: int, start: int, stop: int, step: int) -> tuple[int, int]:
-    """(first index, count), clamped as ONNX says."""
-    if step == 0:
+def _cuts(rank: int, attrs: Attrs) -> list[slice]:
+    """A Python slice for each dim: ONNX clamps as Python does."""
+    starts, ends = ints(attrs["starts"]), ints(attrs["ends"])
+    axes = normalize_axes(range(len(starts)) if attrs["axes"] is None else attrs["axes"], rank)
+    steps = (1,) * len(axes) if attrs["steps"] is None else ints(attrs["steps"])
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise ModelError("starts, ends, axes and steps differ in length")
+    if 0 in steps:
         raise ModelError("a Slice step is 0")
-    indices = range(extent)[slice(start, stop, step)]
-    return (indices.start, len(indices)) if len(indices) else (0, 0)
+    cuts = [slice(None)] * rank
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        cuts[axis] = slice(start, end, step)
+    return cuts
 
 
 def _slice(inputs: Inputs, attrs: Attrs) -> tuple[Compute, ...]:
     x = operand(inputs, 0)
-    begins, ends = ints(attrs["starts"]), ints(attrs["ends"])
-    given = range(len(begins)) if attrs["axes"] is None else ints(attrs["axes"])
-    axes = normalize_axes(tuple(given), len(x.shape))
-    strides = (1,) * len(axes) if attrs["steps"] is None else ints(attrs["steps"])
-    if not len(begins) == len(ends) == len(axes) == len(strides):
-        raise ModelError("starts, ends, axes and steps differ in length")
-    starts, steps, shape = [0] * len(x.shape), [1] * len(x.shape), list(x.shape)
-    for axis, begin, end, step in zip(axes, begins, ends, strides, strict=True):
-        starts[axis], shape[axis] = _slice_range(x.shape[axis], begin, end, step)
-        steps[axis] = step
-    return (_offset(x, "slice", tuple(starts), tuple(steps), shape),)
+    ranges = [range(extent)[cut] for extent, cut in zip(x.shape, _cuts(len(x.shape), attrs), strict=True)]
+    starts = tuple(indices.start if len(indices) else 0 for indices in ranges)
+    shape = [len(indices) for indices in ranges]
+    return (_offset(x, "slice", starts, tuple(indices.step for indices in ranges), shape),)
+
+
+def _slice_reference(arrays: Arrays, attrs: Attrs) -> tuple[Array, ...]:
+    x = _array(arrays)
+    return (np.ascontiguousarray(x[tuple(_cuts(x.ndim, attrs))]),)
 
 
 def _int64(*values: int) -> Array:
@@ -332,6 +402,7 @@ define(
     "Slice",
     OpKind.INJECTIVE,
     _slice,
+    reference=_slice_reference,
     attrs={"starts": REQUIRED, "ends": REQUIRED, "axes": None, "steps": None},
     operands={1: "starts", 2: "ends", 3: "axes", 4: "steps"},
     samples=_slice_samples,
@@ -484,10 +555,16 @@ def _expand(inputs: Inputs, attrs: Attrs) -> tuple[Compute, ...]:
     return (compute("expand", shape, element),)
 
 
+def _expand_reference(arrays: Arrays, attrs: Attrs) -> tuple[Array, ...]:
+    x = _array(arrays)
+    return (np.broadcast_to(x, np.broadcast_shapes(x.shape, ints(attrs["shape"]))).copy(),)
+
+
 define(
     "Expand",
     OpKind.INJECTIVE,
     _expand,
+    reference=_expand_reference,
     attrs={"shape": REQUIRED},
     operands={1: "shape"},
     samples=lambda: (Sample((series(3, 1),), {"shape": _int64(*shape)}) for shape in ((2, 3, 4), (1, 2), (3, 1))),

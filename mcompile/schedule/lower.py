@@ -22,6 +22,7 @@ from mcompile.ir.expr import (
     Expr,
     Load,
     Reduce,
+    Select,
     Var,
     all_of,
     as_expr,
@@ -32,8 +33,23 @@ from mcompile.ir.expr import (
     walk,
 )
 from mcompile.ir.simplify import simplify
-from mcompile.ir.stmt import Allocate, Barrier, Block, Buffer, For, ForKind, If, PrimFunc, Scope, Stmt, Store, Thread, seq
-from mcompile.ir.stmt import walk_stmts
+from mcompile.ir.stmt import (
+    Allocate,
+    Barrier,
+    Block,
+    Buffer,
+    For,
+    ForKind,
+    If,
+    Prefetch,
+    PrimFunc,
+    Scope,
+    Stmt,
+    Store,
+    Thread,
+    seq,
+    walk_stmts,
+)
 from mcompile.ir.tensor import ComputeDag, Tensor, build_dag, row_major
 from mcompile.schedule.state import At, FuseRelation, ScheduleState, SplitRelation, Stage, map_loads, replay
 from mcompile.schedule.steps import LayoutRewrite, Trace
@@ -104,6 +120,8 @@ class _Frame:
     placements: Mapping[str, _Placement]
     guarded: frozenset[str] = frozenset()  # axes whose region may leave the tensor
     overrun: frozenset[str] = frozenset()  # axes whose loops may leave the region
+    prefetch: Prefetch | None = None  # offset of a reduction's first step; later ones are `prefetch_step` on
+    prefetch_step: int = 0
 
     def opened(self, iterator: str, value: Expr) -> _Frame:
         return replace(self, values={**self.values, iterator: value})
@@ -127,6 +145,7 @@ class _Lowering:
         self.state = state
         self.ranges: Ranges = {}
         self.threads: list[Var] = []  # variables of threadIdx loops
+        self.threaded = 0  # how many THREAD loops are open
         self.stages: dict[str, Stage] = {}
         self.constant: set[str] = set(task.constants)
         self.families: dict[str, _Family] = {}
@@ -165,7 +184,8 @@ class _Lowering:
 
     def _global_placements(self) -> dict[str, _Placement]:
         placements = {}
-        for tensor in (*self.task.dag.placeholders, *(stage.compute for stage in self.stages.values())):
+        roots = [s.compute for s in self.stages.values() if s.attach is None or s.name in self.constant]
+        for tensor in (*self.task.dag.placeholders, *roots):
             layout = self.state.layouts.get(tensor.name)
             if layout is not None and tensor.name not in self.constant:
                 raise ScheduleError(f"layout_rewrite: {tensor.name} is not a constant")
@@ -222,7 +242,12 @@ class _Lowering:
             return self._open(frame, name, lambda inner: self._loops(inner, position + 1, init), init)
         if init:
             return self._loops(frame, position + 1, init)
-        loop = self._open(frame, name, lambda inner: self._loops(inner, position + 1), init)
+        is_last = not any(stage.is_reduce(later) for later in stage.loops[position + 1 :])
+
+        def inside(inner: _Frame) -> Stmt:
+            return seq(self._prefetch(inner) if is_last else None, self._loops(inner, position + 1))
+
+        loop = self._open(frame, name, inside, init)
         if any(stage.is_reduce(outer) for outer in stage.loops[:position]):
             return loop
         return seq(self._loops(frame, position, init=True), loop)
@@ -268,7 +293,9 @@ class _Lowering:
         self.ranges[loop_var] = (0, extent - 1)
         if isinstance(kind, Thread) and kind.value.startswith("threadIdx"):
             self.threads.append(loop_var)
+        self.threaded += is_thread
         body = rest(frame.opened(name, loop_var))
+        self.threaded -= is_thread
         if isinstance(kind, Thread):
             return For(loop_var, extent, body, ForKind.THREAD, kind)
         assert isinstance(kind, ForKind)
@@ -345,8 +372,10 @@ class _Lowering:
             return frozenset[str]().union(*(self._root_axes(frame, part) for part in parts))
         return self._root_axes(frame, (family.by_outer.get(name) or family.by_inner[name]).parent)
 
-    def _component(self, frame: _Frame, relation: FuseRelation, component: str) -> Expr:
-        value = self._value(frame, relation.fused)
+    def _component(
+        self, frame: _Frame, relation: FuseRelation, component: str, deltas: Ranges | None = None
+    ) -> Expr:
+        value = self._value(frame, relation.fused, deltas)
         position = relation.components.index(component)
         inner = prod(self._extent(frame, name) for name in relation.components[position + 1 :])
         value = value // inner
@@ -379,10 +408,7 @@ class _Lowering:
             return self._value(frame, relation.outer, deltas) * relation.factor + self._value(
                 frame, relation.inner, deltas
             )
-        relation_fuse = frame.stage.fuses[name]
-        if deltas is not None:
-            self._value(frame, relation_fuse.fused, deltas)
-        return self._component(frame, relation_fuse, name)
+        return self._component(frame, frame.stage.fuses[name], name, deltas)
 
     # --- stages computed inside others ---
 
@@ -399,14 +425,55 @@ class _Lowering:
             return rest(frame)
         stage, remaining = stages[0], stages[1:]
         assert stage.attach is not None
+        self._check_place(stage.name, stage.attach, frame)
         region = self._region(stage, frame)
         placement = self._place(stage, stage.attach, region)
         placements = {**frame.placements, stage.name: placement}
-        producer = self._inner_frame(stage, region, placements)
+        producer = self._prefetching(frame, self._inner_frame(stage, region, placements))
         nest = Block(stage.name, self._loops(producer, 0))
         inner = self._attach(replace(frame, placements=placements), remaining, rest)
         barrier = Barrier() if stage.attach.scope is Scope.SHARED else None
         return Allocate(placement.buffer, seq(nest, barrier, inner, barrier))
+
+    def _prefetching(self, frame: _Frame, producer: _Frame) -> _Frame:
+        """Give a reduction its prefetch, if the trace has one: its share of the next tile of a constant."""
+        step = self.state.prefetches.get(producer.stage.name)
+        if step is None:
+            return producer
+        placement = frame.placements[step.tensor]
+        assert placement.layout is not None
+        tiled = next(dim for dim, tile in enumerate(placement.layout.tiles) if tile)
+        tile_elements = placement.buffer.strides[placement.layout.order.index((tiled, 0))]
+        loops, fuse = frame.stage.loops, frame.stage.fuses.get(step.loop)
+        outer = step.loop if fuse is None else fuse.fused
+        inner = [name for name in loops[loops.index(outer) + 1 :] if name in frame.values]
+        part: Expr = as_expr(0)
+        parts = 1
+        for name in inner:
+            part = part * self._extent(frame, name) + frame.values[name]
+            parts *= self._extent(frame, name)
+        steps_count = prod(producer.extents[name] for name in producer.stage.reduce_axes)
+        lines = -(-tile_elements // steps_count)  # elements to fetch for each step if one part did all
+        stride = max(1, lines // parts)
+        offset = (frame.values[step.loop] + 1) * tile_elements + part * (stride * steps_count)
+        prefetch = Prefetch(placement.buffer, simplify(offset, self.ranges))
+        return replace(producer, prefetch=prefetch, prefetch_step=stride)
+
+    def _prefetch(self, frame: _Frame) -> Stmt | None:
+        if frame.prefetch is None:
+            return None
+        position: Expr = as_expr(0)
+        for name in frame.stage.reduce_axes:
+            position = position * frame.extents[name] + self._value(frame, name)
+        offset = frame.prefetch.offset + position * frame.prefetch_step
+        return Prefetch(frame.prefetch.buffer, simplify(offset, self.ranges))
+
+    def _check_place(self, name: str, attach: At, frame: _Frame) -> None:
+        kind, value = frame.stage.kinds.get(attach.iterator), frame.values[attach.iterator]
+        if kind is ForKind.VECTORIZED and isinstance(value, Var):
+            raise ScheduleError(f"{name} cannot be computed in {attach.target}'s vectorized loop {attach.iterator}")
+        if attach.scope is Scope.SHARED and not self.threaded:
+            raise ScheduleError(f"{name} cannot be shared by the threads of {attach.target}: no loop is bound to them")
 
     def _place(self, stage: Stage, attach: At, region: list[_Span]) -> _Placement:
         extents = [span.extent for span in region]
@@ -434,10 +501,12 @@ class _Lowering:
             if shared:  # all threads of the block read it
                 deltas |= self._thread_ranges()
             ranges = {**self.ranges, **deltas}
+            guarded = _guarded_loads(self.stages[consumer].compute.body)
             for load in walk(self.stages[consumer].compute.body):
                 if isinstance(load, Load) and load.source.name == stage.name:
                     found = [_interval(simplify(substitute(i, env), ranges), deltas, ranges) for i in load.indices]
-                    found = [span and replace(span, exact=span.exact and exact) for span in found]
+                    exact_here = exact and load not in guarded
+                    found = [span and replace(span, exact=span.exact and exact_here) for span in found]
                     region = [self._union(a, b) for a, b in zip(region, found, strict=True)] if region else list(found)
         return [self._clamp(part, dim) for part, dim in zip(region, stage.compute.shape, strict=True)]
 
@@ -529,7 +598,9 @@ class _Lowering:
         def resolve(node: Expr) -> Expr | None:
             if not isinstance(node, Load) or isinstance(node.source, Buffer):
                 return None
-            placement = frame.placements[node.source.name]
+            placement = frame.placements.get(node.source.name)
+            if placement is None:
+                raise ScheduleError(f"{frame.stage.name} reads {node.source.name} outside of where it is computed")
             return Load(placement.buffer, self._indices(placement, node.indices))
 
         return transform(expr, resolve)
@@ -542,6 +613,12 @@ class _Lowering:
         if placement.origin is None:
             return tuple(simplify(index, self.ranges) for index in indices)
         return tuple(simplify(i - low, self.ranges) for i, low in zip(indices, placement.origin, strict=True))
+
+
+def _guarded_loads(body: Expr) -> set[Expr]:
+    """Loads that a Select may skip: their indices may leave the tensor where it does."""
+    values = (value for node in walk(body) if isinstance(node, Select) for value in node.children[1:])
+    return {load for value in values for load in walk(value) if isinstance(load, Load)}
 
 
 def _family(stage: Stage) -> _Family:

@@ -42,7 +42,9 @@ def prepare(preparation: Preparation, constants: Mapping[str, Array]) -> Array:
 
 def pack(array: Array, layout: LayoutRewrite) -> Array:
     """Cut dims in tiles (the last one zero-filled) and reorder: see LayoutRewrite."""
-    padding, shape, axes = [], [], []
+    padding: list[tuple[int, int]] = []
+    shape: list[int] = []
+    axes: list[tuple[int, int]] = []
     for extent, tile in zip(array.shape, layout.tiles, strict=True):
         count = -(-extent // tile) if tile else extent
         padding.append((0, count * tile - extent if tile else 0))

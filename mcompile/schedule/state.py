@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from math import prod
 
 from mcompile.errors import ScheduleError
-from mcompile.ir.expr import Const, Expr, Load, Reduce, Var, select, substitute, transform, var, walk
+from mcompile.ir.expr import Expr, Load, Reduce, Var, select, substitute, transform, var
 from mcompile.ir.stmt import ForKind, Scope, Thread
-from mcompile.ir.tensor import Axis, Compute, ComputeDag, Placeholder, Tensor
+from mcompile.ir.tensor import Axis, Compute, ComputeDag, Tensor
 from mcompile.schedule import steps
 from mcompile.schedule.steps import LayoutRewrite, Step, Trace
 
@@ -89,6 +89,7 @@ class ScheduleState:
     dag: ComputeDag
     stages: dict[str, Stage]
     layouts: dict[str, LayoutRewrite] = field(default_factory=dict)
+    prefetches: dict[str, steps.Prefetch] = field(default_factory=dict)  # by stage
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -108,7 +109,22 @@ def replay(dag: ComputeDag, trace: Trace) -> ScheduleState:
             apply_step(state, step)
         except ScheduleError as error:
             raise ScheduleError(f"step {number} ({step}): {error}") from None
+    check_state(state)
     return state
+
+
+def check_state(state: ScheduleState) -> None:
+    """Raises ScheduleError where a later step undid what an earlier one relied on."""
+    for stage in state.stages.values():
+        if stage.inlined:
+            continue
+        if stage.attach is not None:
+            target, iterator = state.stages[stage.attach.target], stage.attach.iterator
+            _require(not target.inlined, f"{stage.name} is computed in {target.name}, which is inlined")
+            gone = f"{stage.name} is computed in loop {iterator} of {target.name}, which is gone"
+            _require(iterator in target.loops, f"{gone}; loops: {', '.join(target.loops)}")
+        for name in stage.loops:
+            _check_kind(stage, name, stage.kinds.get(name))
 
 
 def apply_step(state: ScheduleState, step: Step) -> None:
@@ -257,15 +273,22 @@ def _annotate(kind: ForKind) -> Callable[[ScheduleState, Step], None]:
     def apply(state: ScheduleState, step: Step) -> None:
         assert isinstance(step, steps.Vectorize | steps.Unroll | steps.Parallel)
         stage = state.stage(step.stage)
-        position = _loop(stage, step.iterator)
-        if kind is ForKind.PARALLEL:
-            _require(position == 0 and stage.attach is None, "only the outermost loop of a root stage can be parallel")
-            _require(not stage.is_reduce(step.iterator), "a reduce loop cannot be parallel")
-        if kind is ForKind.VECTORIZED:
-            _require(position == len(stage.loops) - 1, "only the innermost loop can be vectorized")
+        _loop(stage, step.iterator)
+        _check_kind(stage, step.iterator, kind)
         stage.kinds[step.iterator] = kind
 
     return apply
+
+
+def _check_kind(stage: Stage, name: str, kind: ForKind | Thread | None) -> None:
+    position = stage.loops.index(name)
+    if kind is ForKind.PARALLEL:
+        is_root = position == 0 and stage.attach is None
+        _require(is_root, f"{stage.name}: only the outermost loop of a root stage can be parallel, {name} is not")
+        _require(not stage.is_reduce(name), f"{stage.name}: a reduce loop cannot be parallel, {name} is one")
+    if kind is ForKind.VECTORIZED:
+        is_innermost = position == len(stage.loops) - 1
+        _require(is_innermost, f"{stage.name}: only the innermost loop can be vectorized, {name} is not")
 
 
 def _bind(state: ScheduleState, step: steps.Bind) -> None:
@@ -286,6 +309,17 @@ def _layout_rewrite(state: ScheduleState, step: LayoutRewrite) -> None:
     state.layouts[step.tensor] = step
 
 
+def _prefetch(state: ScheduleState, step: steps.Prefetch) -> None:
+    stage = state.stage(step.stage)
+    target = state.stage(step.target)
+    _require(step.loop in (*target.loops, *target.fuses), f"{step.target} has no loop {step.loop}")
+    _require(stage.attach is not None and stage.attach.target == step.target, f"{step.stage} is not in {step.target}")
+    _require(bool(stage.reduce_axes), f"{step.stage} is no reduction")
+    layout = state.layouts.get(step.tensor)
+    _require(layout is not None and any(layout.tiles), f"{step.tensor} is not stored in tiles")
+    state.prefetches[step.stage] = step
+
+
 _APPLY: dict[type[Step], Callable[[ScheduleState, Step], None]] = {
     steps.Split: _split,  # type: ignore[dict-item]
     steps.Fuse: _fuse,  # type: ignore[dict-item]
@@ -300,4 +334,5 @@ _APPLY: dict[type[Step], Callable[[ScheduleState, Step], None]] = {
     steps.Parallel: _annotate(ForKind.PARALLEL),
     steps.Bind: _bind,  # type: ignore[dict-item]
     LayoutRewrite: _layout_rewrite,  # type: ignore[dict-item]
+    steps.Prefetch: _prefetch,  # type: ignore[dict-item]
 }

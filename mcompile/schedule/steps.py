@@ -148,13 +148,28 @@ class LayoutRewrite(Step):
     order: tuple[tuple[int, int], ...]
 
 
+@dataclass(frozen=True)
+class Prefetch(Step):
+    """While `stage`, placed inside `target`, reduces: fetch what the next iteration of target's loop reads of `tensor`.
+
+    `tensor` is a constant stored by layout_rewrite so that each iteration of `loop` reads a tile of its own. The tile's
+    cache lines are spread evenly over all reduction steps of the loops inside `loop`.
+    """
+
+    kind = "prefetch"
+    stage: str
+    tensor: str
+    target: str
+    loop: str
+
+
 Trace = tuple[Step, ...]
 
 _STEPS: dict[str, type[Step]] = {
     step.kind: step
     for step in (
         Split, Fuse, Reorder, ComputeAt, ComputeInline, CacheWrite, CacheRead, Rfactor,
-        Vectorize, Unroll, Parallel, Bind, LayoutRewrite,
+        Vectorize, Unroll, Parallel, Bind, LayoutRewrite, Prefetch,
     )
 }  # fmt: skip
 

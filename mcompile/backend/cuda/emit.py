@@ -21,8 +21,23 @@ from mcompile.ir.expr import (
     Var,
 )
 from mcompile.ir.simplify import simplify
-from mcompile.ir.stmt import Allocate, Barrier, Block, Buffer, For, ForKind, If, PrimFunc, Scope, Seq, Stmt, Store, Thread
-from mcompile.ir.stmt import walk_stmts
+from mcompile.ir.stmt import (
+    Allocate,
+    Barrier,
+    Block,
+    Buffer,
+    For,
+    ForKind,
+    If,
+    Prefetch,
+    PrimFunc,
+    Scope,
+    Seq,
+    Stmt,
+    Store,
+    Thread,
+    walk_stmts,
+)
 
 _TYPES = {
     DType.BOOL: "bool",
@@ -146,6 +161,8 @@ class _Emitter:
                 self._line(depth, "}")
             case Barrier():
                 self._line(depth, "__syncthreads();")
+            case Prefetch():
+                pass  # a block's other warps hide latency
             case _:
                 raise BuildError(f"{self.func.name}: cannot print {type(stmt).__name__} as CUDA C")
 

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-
 from mcompile.errors import ScheduleError
 from mcompile.ir.tensor import Axis, Compute
 from mcompile.schedule import steps

@@ -35,10 +35,14 @@ def work_of(compute: Compute) -> int:
 
 
 def schedule_injective(builder: TraceBuilder, name: str) -> None:
-    compute = builder.stage(name).compute
-    order = memory_order(builder, name)
+    schedule_in_order(builder, name, memory_order(builder, name))
+
+
+def schedule_in_order(builder: TraceBuilder, name: str, order: list[str]) -> None:
+    """Loops in the given order of axes, the last one vectors."""
     if not order:
         return
+    compute = builder.stage(name).compute
     builder.reorder(name, order)
     extent = {axis: compute.axes[list(builder.stage(name).axes).index(axis)].extent for axis in order}
     *outer, inner = order

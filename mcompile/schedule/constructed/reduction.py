@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import ceil, prod
 
-from mcompile.ir.expr import Binary, BinaryOp, Const, Expr, Load, Var
-from mcompile.ir.tensor import Axis, Compute
+from mcompile.ir.expr import Binary, BinaryOp, Const, Expr, Load, Var, walk
+from mcompile.ir.tensor import Axis, Compute, Tensor, row_major
 from mcompile.schedule import steps
 from mcompile.schedule.analysis import (
     TaskAnalysis,
@@ -24,7 +24,7 @@ from mcompile.schedule.analysis import (
     stride_along,
 )
 from mcompile.schedule.constructed.builder import TraceBuilder
-from mcompile.schedule.constructed.injective import schedule_injective
+from mcompile.schedule.constructed.injective import memory_order, schedule_in_order
 from mcompile.schedule.constructed.tiles import Loops, RegisterTile, choose_block, choose_tile, column_cycles
 
 _CACHE_WAYS = 8
@@ -121,20 +121,32 @@ class _Operand:
         return self.steps[variable] != 0
 
 
-def _operands(builder: TraceBuilder, plan: ReductionPlan) -> list[_Operand]:
+def _operands(builder: TraceBuilder, plan: ReductionPlan, packed: frozenset[str]) -> list[_Operand]:
     compute = plan.reduction
     axes = [axis.var for axis in (*compute.axes, *compute.reduce_axes)]
     found = []
     for load in loads_of(compute):
         constant = load.source.name in builder.analysis.constant
-        strides = builder.task.strides.get(load.source.name)
-        free = constant or strides is None
-        if free:
-            strides = tuple(range(2, 2 + len(load.indices)))  # only whether it moves matters
-        assert strides is not None
+        free = constant or load.source.name in packed
+        strides = tuple(range(2, 2 + len(load.indices))) if free else _strides(builder, load.source)
         offset = address(load, strides)
         found.append(_Operand(load, constant, free, {axis: stride_along(offset, axis) for axis in axes}))
     return found
+
+
+def _strides(builder: TraceBuilder, tensor: Tensor) -> tuple[int, ...]:
+    """Strides of an operand; a stage's are those of the memory order that its loops will follow."""
+    known = builder.task.strides.get(tensor.name)
+    if known is not None:
+        return known
+    if tensor.name not in builder.state.stages:
+        return row_major(tensor.shape)
+    names = list(builder.stage(tensor.name).spatial_axes)
+    strides, step = [0] * len(names), 1
+    for axis in reversed(memory_order(builder, tensor.name)):
+        strides[names.index(axis)] = step
+        step *= tensor.shape[names.index(axis)]
+    return tuple(strides)
 
 
 def schedule_reduction(builder: TraceBuilder, plan: ReductionPlan) -> None:
@@ -149,7 +161,8 @@ class _Rule:
         self.compute = plan.reduction
         self.target = builder.task.target
         self.lanes = builder.lanes
-        self.operands = _operands(builder, plan)
+        self.packed: dict[str, tuple[int, ...]] = {}  # copies that reorder: their dims, outermost first
+        self.operands = _operands(builder, plan, frozenset())
         self.steps = prod(axis.extent for axis in self.compute.reduce_axes)
 
     # --- choices ---
@@ -234,7 +247,7 @@ class _Rule:
             others = [a for a in self.compute.axes if a is not axis and not strided[0].moves(a.var)] if strided else []
             reuse = prod(a.extent for a in others)
             if len(strided) == 1 and strided[0].steps[axis.var] is not None and reuse >= 8:
-                self._copy_operand(strided[0])
+                self._copy_operand(strided[0], axis)
                 return axis
         return None
 
@@ -249,8 +262,13 @@ class _Rule:
                 return operand
         return None
 
-    def _copy_operand(self, operand: _Operand) -> None:
+    def _copy_operand(self, operand: _Operand, vector: Axis | None = None) -> None:
+        """Read an operand through a copy; with `vector`, one that lies contiguous along that axis."""
         source = operand.load.source
+        if vector is not None:
+            last = [vector.var in walk(index) for index in operand.load.indices]
+            dims = sorted(range(len(last)), key=lambda dim: last[dim])
+            self.packed[f"{source.name}_cache"] = tuple(dims)
         self.builder.add(steps.CacheRead(source.name, self.compute.name))
         copy = self.builder.stage(f"{source.name}_cache").compute
         self.compute = self.builder.stage(self.compute.name).compute
@@ -260,7 +278,7 @@ class _Rule:
             self.plan.between,
             (*self.plan.prologue, copy),
         )
-        self.operands = _operands(self.builder, self.plan)
+        self.operands = _operands(self.builder, self.plan, frozenset(self.packed))
 
     def _lane_axis(self) -> Axis | None:
         """A reduce axis along which every operand is contiguous or constant."""
@@ -317,7 +335,9 @@ class _Rule:
         if place is not None:
             builder.compute_at(acc, out, place)
         self._write_prologue(out, parallel_loop)
-        self._pack_constants(vector, tile)
+        packed = self._pack_constants(vector, tile)
+        if place is not None and grid.column_loop is not None and grid.tiles_per_column > 1:
+            self._prefetch(packed, acc, out, grid.column_loop)
 
     def _register_tile(self, vector: Axis | None, tile_axis: Axis | None) -> RegisterTile:
         if vector is None:
@@ -383,27 +403,31 @@ class _Rule:
 
     def _write_prologue(self, out: str, parallel_loop: str | None) -> None:
         for stage in self.plan.prologue:
+            names = list(self.builder.stage(stage.name).spatial_axes)
+            dims = self.packed.get(stage.name)
+            order = memory_order(self.builder, stage.name) if dims is None else [names[dim] for dim in dims]
             if parallel_loop is None:
-                schedule_injective(self.builder, stage.name)
+                schedule_in_order(self.builder, stage.name, order)
                 continue
-            self._order_prologue(stage)
+            self.builder.reorder(stage.name, order)
+            inner = order[-1]
+            if stage.shape[names.index(inner)] > self.lanes:
+                inner = self.builder.split(stage.name, inner, self.lanes)[1]
+            self.builder.vectorize(stage.name, inner)
             self.builder.compute_at(stage.name, out, parallel_loop)
 
-    def _order_prologue(self, stage: Compute) -> None:
-        from mcompile.schedule.constructed.injective import memory_order
+    def _prefetch(self, packed: list[Tensor], acc: str, out: str, loop: str) -> None:
+        """Weights that come from memory arrive while the tile before theirs is computed, not all at its start."""
+        for tensor in packed:
+            if prod(tensor.shape) * tensor.dtype.bytes > self.target.l2_bytes // 2:
+                self.builder.add(steps.Prefetch(acc, tensor.name, out, loop))
+                return
 
-        order = memory_order(self.builder, stage.name)
-        self.builder.reorder(stage.name, order)
-        extent = stage.shape[list(self.builder.stage(stage.name).axes).index(order[-1])]
-        inner = order[-1]
-        if extent > self.lanes:
-            inner = self.builder.split(stage.name, inner, self.lanes)[1]
-        self.builder.vectorize(stage.name, inner)
-
-    def _pack_constants(self, vector: Axis | None, tile: RegisterTile) -> None:
-        """Store constants that vectors are loaded from in the order in which the tiles read them."""
+    def _pack_constants(self, vector: Axis | None, tile: RegisterTile) -> list[Tensor]:
+        """Store constants that vectors are loaded from in the order in which the tiles read them; gives those."""
+        packed: list[Tensor] = []
         if vector is None:
-            return
+            return packed
         width = min(tile.vectors * self.lanes, ceil(vector.extent / self.lanes) * self.lanes)
         for operand in self.operands:
             source = operand.load.source
@@ -414,6 +438,8 @@ class _Rule:
             if order is not None:
                 tiles = tuple(width if index is vector.var else 0 for index in operand.load.indices)
                 self.builder.add(steps.LayoutRewrite(source.name, tiles, order))
+                packed.append(source)
+        return packed
 
     def _packed_order(self, indices: tuple[Expr, ...], vector: Axis) -> tuple[tuple[int, int], ...] | None:
         if sum(index is vector.var for index in indices) != 1:
@@ -485,13 +511,19 @@ class _Grid:
         self.row = self._row_axis()
         self.threads = rule.target.threads
         self.block = 1
+        self.column_loop: str | None = None
+        self.tiles_per_column = 1
 
     def _row_axis(self) -> Axis | None:
-        """The loop just outside the tile axis that moves with it through the same operand only (rows of an image)."""
-        if self.vector is None or self.tile_axis is None or not self.others:
+        """The innermost other axis that moves the same operands as the tile axis does: the rows of an image."""
+        if self.vector is None or self.tile_axis is None:
             return None
-        candidates = [a for a in self.others if a.extent > 1 and self.rule._reads_apart(a, self.vector)]
+        moved = self._moved(self.tile_axis)
+        candidates = [axis for axis in self.others if axis.extent > 1 and self._moved(axis) == moved]
         return candidates[-1] if candidates else None
+
+    def _moved(self, axis: Axis) -> list[bool]:
+        return [operand.moves(axis.var) for operand in self.rule.operands]
 
     def _bytes(self, constant_like: bool) -> int:
         """Bytes of the operands that move (`constant_like`) or do not move along the vector axis."""
@@ -508,6 +540,8 @@ class _Grid:
         vectors = self._split_vector()
         is_parallel = self.threads > 1 and compute_flops(self.rule.compute) >= _SERIAL_FLOPS
         loops = self._loops()
+        self.column_loop = vectors[0] if vectors else None
+        self.tiles_per_column = ceil(loops.points / self.tile.rows)
         self.block, cycles = choose_block(loops, self.rule.target)
         by_vector = bool(vectors) and (self.tile_axis is None or column_cycles(loops, self.rule.target) < cycles)
         batch = [self.loop_of[axis] for axis in self.others if axis is not self.row]
@@ -554,6 +588,7 @@ class _Grid:
             cycles=compute_flops(self.rule.compute) / (4 * self.rule.lanes),
             shared_bytes=self._bytes(True),
             point_bytes=self._bytes(False),
+            stored_bytes=sum(prod(stage.shape) * stage.dtype.bytes for stage in self.rule.plan.prologue),
         )
 
     def _halo(self) -> float:

@@ -7,8 +7,15 @@
 from __future__ import annotations
 
 from mcompile.ir.tensor import Compute
-from mcompile.schedule.analysis import TaskAnalysis, address, axis_names, is_transcendental, loads_of, operations
-from mcompile.schedule.analysis import stride_along
+from mcompile.schedule.analysis import (
+    TaskAnalysis,
+    address,
+    axis_names,
+    is_transcendental,
+    loads_of,
+    operations,
+    stride_along,
+)
 from mcompile.schedule.constructed.builder import TraceBuilder
 from mcompile.schedule.constructed.injective import PARALLEL_WORK, work_of
 from mcompile.schedule.constructed.reduction import vectorize_lanes, write_lane_reduction
@@ -50,9 +57,7 @@ def schedule_rows(builder: TraceBuilder) -> None:
     name = output.name
     kept: list[Compute] = []
     for stage in analysis.stages:
-        if stage.reduce_axes:
-            kept.append(stage)
-        elif stage is not output and _is_worth_keeping(analysis, stage):
+        if stage.reduce_axes or (stage is not output and _is_worth_keeping(analysis, stage)):
             kept.append(stage)
         elif stage is not output:
             builder.inline(stage)

@@ -88,6 +88,7 @@ class Loops:
     cycles: float
     shared_bytes: int  # operands read along the vector axis: weights
     point_bytes: int  # operands read along the points, all of them
+    stored_bytes: int  # prologues, written and read again
 
 
 _OVERLAP = 0.3  # the share of memory time that is not hidden behind arithmetic
@@ -106,7 +107,8 @@ def column_cycles(loops: Loops, target: Target) -> float:
     share = ceil(loops.columns * loops.batch / target.threads)
     column = loops.cycles / (loops.columns * loops.batch)
     weights = _OVERLAP * loops.shared_bytes / loops.columns / _MEMORY_BYTES_PER_CYCLE
-    return share * (column + weights + _read_cycles(loops.point_bytes, target))
+    prologue = 2 * _read_cycles(loops.stored_bytes, target) / _OVERLAP / target.threads
+    return share * (column + weights + _read_cycles(loops.point_bytes, target)) + prologue
 
 
 def block_cycles(loops: Loops, units: int, target: Target) -> float:
@@ -116,7 +118,8 @@ def block_cycles(loops: Loops, units: int, target: Target) -> float:
     point = loops.cycles / (loops.points * loops.batch)
     block_bytes = loops.point_bytes * size / loops.points
     reads = _read_cycles(loops.shared_bytes, target) + loops.columns * _read_cycles(block_bytes, target)
-    return share * (point * (size + loops.halo) + reads + 50)
+    prologue = 2 * _read_cycles(loops.stored_bytes * size / loops.points, target) / _OVERLAP
+    return share * (point * (size + loops.halo) + reads + prologue + 50)
 
 
 def choose_block(loops: Loops, target: Target) -> tuple[int, float]:

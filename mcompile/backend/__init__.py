@@ -1,0 +1,1 @@
+"""Backends: loop IR to machine code."""

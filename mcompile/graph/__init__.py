@@ -1,0 +1,1 @@
+"""Graph level: passes, memory layout, fusion, partition into tasks, memory plan."""

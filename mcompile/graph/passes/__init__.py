@@ -1,0 +1,1 @@
+"""Graph passes: each a function Graph -> Graph that returns its argument when it changed nothing."""
