@@ -1,11 +1,16 @@
-"""Fixtures that several packages' tests use. MCOMPILE_SEED picks the sample where a test sweeps."""
+"""Fixtures that several packages' tests use. MCOMPILE_SEED picks the sample where a test sweeps; --full takes all."""
 
 import os
+import random
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="whole sweeps instead of the sample that MCOMPILE_SEED draws")
 
 
 def pytest_report_header():
@@ -16,6 +21,14 @@ def sample_seed():
     return int(os.environ.get("MCOMPILE_SEED", "0"))
 
 
+def sampled(config, items, count):
+    """`count` of `items`, drawn by MCOMPILE_SEED, in their order; all of them with --full."""
+    items = list(items)
+    if config.getoption("full") or count >= len(items):
+        return items
+    return [items[index] for index in sorted(random.Random(sample_seed()).sample(range(len(items)), count))]
+
+
 @pytest.fixture(autouse=True)
 def _cache_of_its_own(tmp_path_factory, monkeypatch):
     """No test reads or fills the user's cache."""
@@ -24,10 +37,10 @@ def _cache_of_its_own(tmp_path_factory, monkeypatch):
 
 def convolution_model(dims=("batch", 3, 8, 8)):
     """Two convolutions with a residual sum, a pooling, a matrix product and a softmax; an open batch by default."""
-    random = np.random.default_rng(3)
+    generator = np.random.default_rng(3)
 
     def weight(name, *shape):
-        return numpy_helper.from_array((random.standard_normal(shape) * 0.3).astype(np.float32), name)
+        return numpy_helper.from_array((generator.standard_normal(shape) * 0.3).astype(np.float32), name)
 
     nodes = [
         helper.make_node("Conv", ["x", "w1"], ["c1"], name="first", pads=[1, 1, 1, 1]),

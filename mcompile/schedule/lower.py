@@ -27,6 +27,7 @@ from mcompile.ir.expr import (
     all_of,
     as_expr,
     binary,
+    select,
     substitute,
     transform,
     var,
@@ -243,6 +244,7 @@ class _Lowering:
         if init:
             return self._loops(frame, position + 1, init)
         is_last = not any(stage.is_reduce(later) for later in stage.loops[position + 1 :])
+        is_last = is_last and stage.kinds.get(name) is not ForKind.VECTORIZED
 
         def inside(inner: _Frame) -> Stmt:
             return seq(self._prefetch(inner) if is_last else None, self._loops(inner, position + 1))
@@ -372,9 +374,7 @@ class _Lowering:
             return frozenset[str]().union(*(self._root_axes(frame, part) for part in parts))
         return self._root_axes(frame, (family.by_outer.get(name) or family.by_inner[name]).parent)
 
-    def _component(
-        self, frame: _Frame, relation: FuseRelation, component: str, deltas: Ranges | None = None
-    ) -> Expr:
+    def _component(self, frame: _Frame, relation: FuseRelation, component: str, deltas: Ranges | None = None) -> Expr:
         value = self._value(frame, relation.fused, deltas)
         position = relation.components.index(component)
         inner = prod(self._extent(frame, name) for name in relation.components[position + 1 :])
@@ -444,8 +444,11 @@ class _Lowering:
         assert placement.layout is not None
         tiled = next(dim for dim, tile in enumerate(placement.layout.tiles) if tile)
         tile_elements = placement.buffer.strides[placement.layout.order.index((tiled, 0))]
-        loops, fuse = frame.stage.loops, frame.stage.fuses.get(step.loop)
-        outer = step.loop if fuse is None else fuse.fused
+        loops, outer = frame.stage.loops, step.loop
+        while outer in frame.stage.fuses:
+            outer = frame.stage.fuses[outer].fused
+        if step.loop not in frame.values or outer not in loops:
+            raise ScheduleError(f"prefetch: {producer.stage.name} is not computed inside loop {step.loop}")
         inner = [name for name in loops[loops.index(outer) + 1 :] if name in frame.values]
         part: Expr = as_expr(0)
         parts = 1
@@ -563,7 +566,8 @@ class _Lowering:
         stage = frame.stage
         placement = frame.placements[stage.name]
         env: dict[Var, Expr] = {}
-        masks = list(frame.masks)
+        lanes = all_of(list(frame.masks)) if frame.masks and stage.attach is not None else None
+        masks = [] if lanes is not None else list(frame.masks)
         for name, axis in stage.axes.items():
             if init and stage.is_reduce(name):
                 continue
@@ -581,10 +585,10 @@ class _Lowering:
             if init:
                 value = body.op.identity(body.dtype)
             else:
-                value = self._resolve_loads(frame, substitute(body.value, env))
+                value = self._resolve_loads(frame, substitute(body.value, env), lanes)
                 value = binary(body.op.combiner, target, value)
         else:
-            value = self._resolve_loads(frame, substitute(body, env))
+            value = self._resolve_loads(frame, substitute(body, env), lanes)
         store = Store(placement.buffer, indices, simplify(value, self.ranges))
         return If(simplify(all_of(masks), self.ranges), store) if masks else store
 
@@ -594,14 +598,25 @@ class _Lowering:
         low, high = found if found is not None else (-1, extent)
         return [*([value >= 0] if low < 0 else []), *([value < extent] if high >= extent else [])]
 
-    def _resolve_loads(self, frame: _Frame, expr: Expr) -> Expr:
+    def _resolve_loads(self, frame: _Frame, expr: Expr, lanes: Expr | None) -> Expr:
+        """Loads of tensors become loads of buffers.
+
+        A buffer of our own holds whole vectors, so a stage stored there computes all lanes; `lanes` (None: all) are
+        those whose loads of other memory are in bounds.
+        """
+        partial = {node for node in walk(lanes) if isinstance(node, Var)} if lanes is not None else set()
+
         def resolve(node: Expr) -> Expr | None:
             if not isinstance(node, Load) or isinstance(node.source, Buffer):
                 return None
             placement = frame.placements.get(node.source.name)
             if placement is None:
                 raise ScheduleError(f"{frame.stage.name} reads {node.source.name} outside of where it is computed")
-            return Load(placement.buffer, self._indices(placement, node.indices))
+            load = Load(placement.buffer, self._indices(placement, node.indices))
+            is_whole = placement.layout is not None or placement.buffer.scope is not Scope.GLOBAL
+            if lanes is None or is_whole or not any(part in partial for part in walk(load)):
+                return load
+            return select(lanes, load, 0)
 
         return transform(expr, resolve)
 

@@ -214,5 +214,3 @@ def _merge_tensor(tensor: Tensor, pairs: set[Pair], new: dict[str, Tensor]) -> T
     if isinstance(body, Reduce):
         value = Reduce(body.op, value, tuple(axis.var for axis in axes[count:]))
     return Compute(tensor.name, shape, tensor.dtype, tuple(axes[:count]), tuple(axes[count:]), value)
-
-

@@ -202,8 +202,9 @@ _FIELD_TYPES: Mapping[str, Any] = {
     "int": lambda v: type(v) is int,
     "tuple[str, ...]": lambda v: isinstance(v, tuple) and all(isinstance(x, str) for x in v),
     "tuple[int, ...]": lambda v: isinstance(v, tuple) and all(type(x) is int for x in v),
-    "tuple[tuple[int, int], ...]": lambda v: isinstance(v, tuple)
-    and all(isinstance(x, tuple) and len(x) == 2 and all(type(y) is int for y in x) for x in v),
+    "tuple[tuple[int, int], ...]": lambda v: (
+        isinstance(v, tuple) and all(isinstance(x, tuple) and len(x) == 2 and all(type(y) is int for y in x) for x in v)
+    ),
 }
 
 

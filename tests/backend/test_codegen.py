@@ -95,7 +95,7 @@ def test_tail(size: int, lanes: int, target: Target) -> None:
 
 
 @targets
-@pytest.mark.parametrize("lanes", [4, 16, 6])
+@pytest.mark.parametrize("lanes", [16, 6])
 @pytest.mark.parametrize(
     "index",
     [
@@ -114,7 +114,7 @@ def test_tail(size: int, lanes: int, target: Target) -> None:
     ],
     ids=["row", "stride2", "stride3", "column", "reverse", "repeat", "cycle", "pairs", "same", "div", "scaled", "odd"],
 )
-@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT64, DType.UINT8, DType.BOOL, DType.FLOAT16])
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT64, DType.UINT8, DType.FLOAT16])
 def test_loads(dtype: DType, index: Any, lanes: int, target: Target) -> None:
     check(copy((16, 48), lanes, index, dtype=dtype), target)
 
@@ -198,7 +198,7 @@ def test_a_scalar_under_a_mask_is_read_where_a_lane_wants_it(target: Target) -> 
 
 
 @targets
-@pytest.mark.parametrize("lanes", [2, 3, 7, 16, 32])
+@pytest.mark.parametrize("lanes", [2, 7, 32])
 @pytest.mark.parametrize("op", [BinaryOp.ADD, BinaryOp.MUL, BinaryOp.MIN, BinaryOp.MAX], ids=lambda op: op.name)
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT32])
 def test_reduction_of_lanes(dtype: DType, op: BinaryOp, lanes: int, target: Target) -> None:

@@ -19,7 +19,9 @@ from mcompile.schedule.merge_axes import merge_axes
 from mcompile.schedule.prepare import constant_inputs, prepare
 from mcompile.schedule.steps import Trace
 from mcompile.schedule.task import Task
-from mcompile.target import parse_target
+from mcompile.target import Target, parse_target
+from tests.backend import native
+from tests.backend.native import aligned
 
 Array = NDArray[Any]
 F32 = DType.FLOAT32
@@ -54,7 +56,14 @@ def relu(x: Tensor, name: str = "relu") -> Compute:
 
 
 def conv2d(
-    batch: int, channels: int, height: int, width: int, filters: int, kernel: int, stride: int = 1, pad: int = 0,
+    batch: int,
+    channels: int,
+    height: int,
+    width: int,
+    filters: int,
+    kernel: int,
+    stride: int = 1,
+    pad: int = 0,
     groups: int = 1,
 ) -> Compute:
     """Convolution + bias + relu; x and relu channels-last is up to the caller."""
@@ -94,9 +103,12 @@ def matmul(m: int, n: int, k: int, batch: int = 1) -> Compute:
     a, b = placeholder("a", (batch, m, k), F32), placeholder("b", (batch, k, n), F32)
     axis = reduce_axis(k)
     return compute(
-        "y", (batch, m, n),
-        lambda h, i, j: reduce_over(ReduceOp.SUM, a[h, i, axis.var] * b[h, axis.var, j], [axis]), [axis], ("h", "m", "n"),
-    )  # fmt: skip
+        "y",
+        (batch, m, n),
+        lambda h, i, j: reduce_over(ReduceOp.SUM, a[h, i, axis.var] * b[h, axis.var, j], [axis]),
+        [axis],
+        ("h", "m", "n"),
+    )
 
 
 def softmax(rows: int, columns: int) -> Compute:
@@ -130,11 +142,28 @@ def run_interpreted(lowered: LoweredTask, buffers: dict[str, Array]) -> None:
         interpret(func, {param.name: buffers[param.name] for param in func.params})
 
 
-def check(task: Task, trace: Trace, run: Runner = run_interpreted, seed: int = 0) -> LoweredTask:
-    """Lower, run, and compare every output with the dag's evaluation."""
-    lowered = lower(task, trace)
-    inputs = random_inputs(task, seed)
-    expected = evaluate(task.dag, inputs)
+def native_targets() -> list[str]:
+    """What can run here: this machine, and AVX2 where it has that."""
+    host, level = parse_target("cpu", threads=1), "x86-64-v3"
+    return ["cpu", level] if set(parse_target(level, threads=1).features) <= set(host.features) else ["cpu"]
+
+
+def run_natively(target: Target) -> Runner:
+    """Builds the functions for `target` and runs them on this machine."""
+
+    def run(lowered: LoweredTask, buffers: dict[str, Array]) -> None:
+        for func in lowered.funcs:
+            arrays = {param.name: aligned(buffers[param.name]) for param in func.params}
+            native.run(func, target, arrays)
+            buffers.update(arrays)
+
+    return run
+
+
+def outputs_of(
+    task: Task, lowered: LoweredTask, inputs: dict[str, Array], run: Runner = run_interpreted
+) -> dict[str, Array]:
+    """The task's outputs after running `lowered` on `inputs`; all other memory is filled with a conspicuous number."""
     params: dict[str, Buffer] = {param.name: param for func in lowered.funcs for param in func.params}
     buffers: dict[str, Array] = {}
     for name, param in params.items():
@@ -146,11 +175,21 @@ def check(task: Task, trace: Trace, run: Runner = run_interpreted, seed: int = 0
         constants = {name: inputs[name] for name in constant_inputs(preparation)}
         buffers[preparation.tensor] = prepare(preparation, constants).reshape(-1)
     run(lowered, buffers)
+    outputs = {}
     for output in task.dag.outputs:
         strides = [s * output.dtype.bytes for s in task.strides[output.name]]
-        actual = np.lib.stride_tricks.as_strided(buffers[output.name], output.shape, strides)
-        want = expected[output.name]
-        np.testing.assert_allclose(actual, want, rtol=2e-5, atol=2e-6 * max(10.0, float(np.abs(want).max())))
+        outputs[output.name] = np.lib.stride_tricks.as_strided(buffers[output.name], output.shape, strides)
+    return outputs
+
+
+def check(task: Task, trace: Trace, run: Runner = run_interpreted, seed: int = 0) -> LoweredTask:
+    """Lower, run, and compare every output with the dag's evaluation."""
+    lowered = lower(task, trace)
+    inputs = random_inputs(task, seed)
+    expected = evaluate(task.dag, inputs)
+    for name, actual in outputs_of(task, lowered, inputs, run).items():
+        largest = float(np.abs(expected[name]).max())
+        np.testing.assert_allclose(actual, expected[name], rtol=2e-5, atol=2e-6 * max(10.0, largest), err_msg=name)
     return lowered
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from mcompile.dtypes import DType
 from mcompile.errors import ScheduleError
-from mcompile.ir.expr import Cast, ReduceOp, Unary, UnaryOp, maximum, select
+from mcompile.ir.expr import Cast, Expr, ReduceOp, Unary, UnaryOp, all_of, maximum, minimum, select
 from mcompile.ir.tensor import Compute, Tensor, compute, placeholder, reduce_axis, reduce_over
 from mcompile.schedule.lower import lower
 from mcompile.schedule.state import ScheduleState, Stage, apply_step
@@ -19,6 +19,7 @@ from mcompile.schedule.steps import (
     Fuse,
     LayoutRewrite,
     Parallel,
+    Prefetch,
     Reorder,
     Rfactor,
     Split,
@@ -40,12 +41,12 @@ _LARGEST_UNROLL = 64  # copies of a stage's body
 # Tasks
 
 
-def random_task(choose: Choose) -> Task:
+def random_task(choose: Choose, target: str = "cpu") -> Task:
     """A task of a random kind and shape; the order in which its arguments lie in memory is random too."""
     outputs, constants = choose(_KINDS)(choose)
     tensors = _reachable(outputs)
     orders = {t.name: _order(choose, len(t.shape)) for t in tensors if not isinstance(t, Compute) or t in outputs}
-    return make_task(outputs, orders, constants if choose([False, True]) else ())
+    return make_task(outputs, orders, constants if choose([False, True]) else (), target=target)
 
 
 def _order(choose: Choose, rank: int) -> tuple[int, ...]:
@@ -107,9 +108,7 @@ def _normalisation(choose: Choose) -> Drawn:
     power = compute(
         "power", (rows,), lambda i: reduce_over(ReduceOp.SUM, centred[i, k2.var] * centred[i, k2.var], [k2]), [k2]
     )
-    y = compute(
-        "y", (rows, columns), lambda i, j: centred[i, j] / Unary(UnaryOp.SQRT, power[i] + 1.0) * scale[j]
-    )
+    y = compute("y", (rows, columns), lambda i, j: centred[i, j] / Unary(UnaryOp.SQRT, power[i] + 1.0) * scale[j])
     return [y], ("scale",)
 
 
@@ -180,9 +179,99 @@ def _interleaved(choose: Choose) -> Drawn:
     return [compute("y", (rows, columns * phases), lambda i, j: part[i, j // phases, j % phases])], ("w",)
 
 
+def _graph(choose: Choose) -> Drawn:
+    """Some stages, each of a random form, over random earlier ones; the last, and sometimes others, are outputs."""
+    shape = (choose([1, 2, 3]), choose([4, 5]), choose([6, 16, 17]))
+    tensors: list[Tensor] = [placeholder("x", shape, F32), placeholder("y", shape, F32)]
+    stages: list[Compute] = []
+    for number in range(choose([2, 3, 4, 5])):
+        stages.extend(choose(_FORMS)(f"s{number}", choose, tensors))
+        tensors.append(stages[-1])
+    others = [stage for stage in stages[:-1] if choose([False, False, True])]
+    return [*others, stages[-1]], ("y",)
+
+
+Form = Callable[[str, Choose, list[Tensor]], list[Compute]]
+
+
+def _unary(name: str, choose: Choose, tensors: list[Tensor]) -> list[Compute]:
+    source = choose(tensors)
+    function: Callable[[Expr], Expr] = choose(
+        [lambda x: maximum(x, 0.0), lambda x: x * 0.5 + 1.0, lambda x: Unary(UnaryOp.EXP, minimum(x, 1.0))]
+    )
+    return [compute(name, source.shape, lambda *i: function(source[i]))]
+
+
+def _binary(name: str, choose: Choose, tensors: list[Tensor]) -> list[Compute]:
+    a = choose(tensors)
+    b = choose([tensor for tensor in tensors if tensor.shape == a.shape])
+    function: Callable[[Expr, Expr], Expr] = choose(
+        [lambda x, y: x + y, lambda x, y: x - y * 0.5, maximum, lambda x, y: select(x < y, x, y)]
+    )
+    return [compute(name, a.shape, lambda *i: function(a[i], b[i]))]
+
+
+def _mirrored(name: str, choose: Choose, tensors: list[Tensor]) -> list[Compute]:
+    source = choose(tensors)
+    last = source.shape[-1] - 1
+    return [compute(name, source.shape, lambda *i: source[(*i[:-1], last - i[-1])])]
+
+
+def _shifted(name: str, choose: Choose, tensors: list[Tensor]) -> list[Compute]:
+    source, dim = choose(tensors), choose([0, 1])
+
+    def body(*indices: Expr) -> Expr:
+        moved = (*indices[:dim], indices[dim] - 1, *indices[dim + 1 :])
+        return select(indices[dim] >= 1, source[moved], 0.5)
+
+    return [compute(name, source.shape, body)]
+
+
+def _transposed(name: str, choose: Choose, tensors: list[Tensor]) -> list[Compute]:
+    source = choose(tensors)
+    return [compute(name, source.shape[::-1], lambda *i: source[i[::-1]])]
+
+
+def _reshaped(name: str, choose: Choose, tensors: list[Tensor]) -> list[Compute]:
+    """The last two dims as one, which is then cut the other way round."""
+    source = choose(tensors)
+    *outer, rows, columns = source.shape
+
+    def body(*indices: Expr) -> Expr:
+        position = indices[-2] * rows + indices[-1]
+        return source[(*indices[:-2], position // columns, position % columns)]
+
+    return [compute(name, (*outer, columns, rows), body)]
+
+
+def _centred(name: str, choose: Choose, tensors: list[Tensor]) -> list[Compute]:
+    """Each row less its sum or largest element."""
+    source, op = choose(tensors), choose([ReduceOp.SUM, ReduceOp.MAX])
+    k = reduce_axis(source.shape[-1])
+    row = compute(f"{name}_row", source.shape[:-1], lambda *i: reduce_over(op, source[(*i, k.var)], [k]), [k])
+    return [row, compute(name, source.shape, lambda *i: source[i] - row[i[:-1]] * 0.25)]
+
+
+def _windowed(name: str, choose: Choose, tensors: list[Tensor]) -> list[Compute]:
+    """Sums of three neighbours, what is beyond the edge counted as nothing."""
+    source = choose(tensors)
+    k, extent = reduce_axis(3), source.shape[-1]
+
+    def body(*indices: Expr) -> Expr:
+        place = indices[-1] + k.var - 1
+        inside = select(all_of([place >= 0, place < extent]), source[(*indices[:-1], place)], 0.0)
+        return reduce_over(ReduceOp.SUM, inside, [k])
+
+    return [compute(name, source.shape, body, [k])]
+
+
+_FORMS: tuple[Form, ...] = (
+    _unary, _binary, _binary, _mirrored, _shifted, _transposed, _reshaped, _centred, _windowed,
+)  # fmt: skip
+
 _KINDS: tuple[Callable[[Choose], Drawn], ...] = (
-    _conv, _depthwise, _matmul, _transposed_epilogue, _softmax, _normalisation, _elementwise, _pooling, _quantised,
-    _interleaved,
+    *[_graph] * 3, _conv, _depthwise, _matmul, _transposed_epilogue, _softmax, _normalisation, _elementwise, _pooling,
+    _quantised, _interleaved,
 )  # fmt: skip
 
 
@@ -190,7 +279,7 @@ _KINDS: tuple[Callable[[Choose], Drawn], ...] = (
 
 
 def random_trace(task: Task, choose: Choose, proposals: int = 16) -> Trace:
-    """A trace that lowers: of the proposed steps those that are legal, less what lowering does not accept at the end."""
+    """A trace that lowers: of the proposed steps those that are legal, less the last ones until it does."""
     state = ScheduleState(task.dag, {c.name: Stage.of(c) for c in task.dag.computes})
     taken: list[Step] = []
     for _ in range(proposals):
@@ -317,6 +406,16 @@ def _propose_layout(state: ScheduleState, choose: Choose) -> Step | None:
     return LayoutRewrite(tensor.name, tiles, tuple(order))
 
 
+def _propose_prefetch(state: ScheduleState, choose: Choose) -> Step | None:
+    """Of a tensor that a reduction placed somewhere reads, in any loop around."""
+    stage = _stage(state, choose)
+    if stage.attach is None:
+        return None
+    target = state.stages[stage.attach.target]
+    loops = [*target.loops, *target.fuses]
+    return Prefetch(stage.name, choose(stage.compute.inputs).name, target.name, choose(loops))
+
+
 def extent_of(stage: Stage, name: str) -> int:
     """The largest number of iterations of a loop."""
     if name in stage.axes:
@@ -336,5 +435,6 @@ def extent_of(stage: Stage, name: str) -> int:
 _PROPOSALS: tuple[Callable[[ScheduleState, Choose], Step | None], ...] = (
     *[_propose_split] * 4, *[_propose_fuse] * 2, *[_propose_reorder] * 3, _propose_compute_at,
     *[_propose_consumer] * 4, *[_propose_inline] * 2, *[_propose_cache_write] * 2, _propose_cache_read,
-    *[_propose_rfactor] * 2, *[_propose_vectorize] * 2, _propose_unroll, *[_propose_parallel] * 2, _propose_layout,
+    *[_propose_rfactor] * 2, *[_propose_vectorize] * 2, _propose_unroll, *[_propose_parallel] * 2, *[_propose_layout] * 2,
+    _propose_prefetch,
 )  # fmt: skip

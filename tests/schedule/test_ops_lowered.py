@@ -1,4 +1,7 @@
-"""Every sample of every op: its constructed schedule, lowered and interpreted, gives the op's values."""
+"""Samples of every op: its constructed schedule, lowered, gives the op's values when interpreted and when built.
+
+Which samples is drawn by MCOMPILE_SEED; --full takes all.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,29 @@ from mcompile.dtypes import DType
 from mcompile.graph.partition import canonical_dag
 from mcompile.graph.views import tensors_of
 from mcompile.ir.evaluate import evaluate
-from mcompile.ir.interpret import interpret
 from mcompile.ir.tensor import Compute, Placeholder, row_major
-from mcompile.ir.verify import verify_func
 from mcompile.ops.registry import OpDef, Sample, registered
 from mcompile.schedule.constructed import construct
 from mcompile.schedule.lower import lower
 from mcompile.schedule.merge_axes import merge_axes
-from mcompile.schedule.prepare import constant_inputs, prepare
 from mcompile.schedule.task import Task
 from mcompile.target import parse_target
+from tests.conftest import sampled
+from tests.schedule.programs import Runner, native_targets, outputs_of, run_interpreted, run_natively
 
 Case = tuple[OpDef, Sample]
+
+
+LOWERED, NATIVE = 240, 60  # cases of a run without --full
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    every = [(name, channels_last) for name in cases() for channels_last in (False, True)]
+    for fixture, count in (("lowered_case", LOWERED), ("native_case", NATIVE)):
+        if fixture in metafunc.fixturenames:
+            chosen = sampled(metafunc.config, every, count)
+            ids = [f"{name}-{'channels-last' if last else 'row-major'}" for name, last in chosen]
+            metafunc.parametrize(fixture, chosen, ids=ids)
 
 
 @cache
@@ -32,7 +46,7 @@ def cases() -> dict[str, Case]:
     return {f"{op.name}-{i}": (op, s) for op in registered() for i, s in enumerate(op.samples())}
 
 
-def build(op: OpDef, sample: Sample, channels_last: bool) -> tuple[Task, dict[str, Any]] | None:
+def build(op: OpDef, sample: Sample, channels_last: bool, target: str) -> tuple[Task, dict[str, Any]] | None:
     """The op as a task of its own, with weights constant; None for an op that computes nothing."""
     attrs = {**op.attrs, **sample.attrs}
     if op.adapt is not None and sample.opset:
@@ -59,41 +73,27 @@ def build(op: OpDef, sample: Sample, channels_last: bool) -> tuple[Task, dict[st
                 permuted = row_major([tensor.shape[d] for d in order])
                 strides[tensor.name] = tuple(permuted[order.index(d)] for d in range(len(tensor.shape)))
     constants = frozenset(p.name for p in dag.placeholders[1:])
-    return merge_axes(Task(dag, strides, constants, parse_target("cpu", 2))), arrays
+    return merge_axes(Task(dag, strides, constants, parse_target(target, 2))), arrays
 
 
-@pytest.mark.parametrize("channels_last", [False, True], ids=["row-major", "channels-last"])
-@pytest.mark.parametrize("name", cases())
-def test_lowered(name: str, channels_last: bool) -> None:
-    built = build(*cases()[name], channels_last)
+def check_op(name: str, channels_last: bool, target: str, run: Runner) -> None:
+    built = build(*cases()[name], channels_last, target)
     if built is None:
         pytest.skip("computes nothing")
     task, arrays = built
     arrays = {p.name: arrays[p.name].reshape(p.shape) for p in task.dag.placeholders}
     expected = evaluate(task.dag, arrays)
-    lowered = lower(task, construct(task))
-    buffers: dict[str, Any] = {}
-    for func in lowered.funcs:
-        verify_func(func)
-        for param in func.params:
-            buffers.setdefault(param.name, np.zeros(max(param.span, 1), param.dtype.numpy))
-    packed = {p.tensor for p in lowered.preparations}
-    for preparation in lowered.preparations:
-        constants = {n: arrays[n] for n in constant_inputs(preparation)}
-        buffers[preparation.tensor] = prepare(preparation, constants).reshape(-1)
-    for placeholder in task.dag.placeholders:
-        if placeholder.name in buffers and placeholder.name not in packed:
-            view(task, placeholder.name, buffers)[...] = arrays[placeholder.name]
-    for func in lowered.funcs:
-        interpret(func, {param.name: buffers[param.name] for param in func.params})
+    actual = outputs_of(task, lower(task, construct(task)), arrays, run)
     for output in task.dag.outputs:
-        actual = view(task, output.name, buffers).astype(np.float64)
-        want = expected[output.name].astype(np.float64)
         narrow = output.dtype in (DType.FLOAT16, DType.BFLOAT16)
-        np.testing.assert_allclose(actual, want, rtol=2e-2 if narrow else 1e-4, atol=2e-2 if narrow else 1e-5)
+        got, want = actual[output.name].astype(np.float64), expected[output.name].astype(np.float64)
+        np.testing.assert_allclose(got, want, rtol=2e-2 if narrow else 1e-4, atol=2e-2 if narrow else 1e-5)
 
 
-def view(task: Task, name: str, buffers: dict[str, Any]) -> Any:
-    tensor = next(t for t in task.dag.tensors if t.name == name)
-    flat = buffers[name]
-    return np.lib.stride_tricks.as_strided(flat, tensor.shape, [s * flat.itemsize for s in task.strides[name]])
+def test_lowered(lowered_case: tuple[str, bool]) -> None:
+    check_op(*lowered_case, "cpu", run_interpreted)
+
+
+@pytest.mark.parametrize("target", native_targets())
+def test_native(native_case: tuple[str, bool], target: str) -> None:
+    check_op(*native_case, target, run_natively(parse_target(target, threads=2)))

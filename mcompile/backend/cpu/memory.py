@@ -103,6 +103,8 @@ class Memory:
         return self._unpacked(buffer.dtype, self._load(buffer, address, mask))
 
     def _load(self, buffer: Buffer, address: Address, mask: Value | None) -> Value:
+        if self._places[buffer].is_private and not address.terms:
+            mask = None  # it holds whole vectors; a masked load would keep it out of registers
         if address.is_uniform:
             offset = address.lanes[0] if address.lanes else 0
             pointer = self._pointer(buffer, address, offset)

@@ -13,9 +13,9 @@ import numpy as np
 
 from mcompile.target import Target
 
-_FMA_ROUNDS = 2_000_000
+_FMA_ROUNDS = 250_000  # about a millisecond: short enough to go uninterrupted on a busy machine
 _MOST_BYTES = 512 << 20  # of the array that is read; else twice the last cache
-_TRIES = 5
+_FMA_TRIES, _READ_TRIES = 60, 5
 _STREAMS = 8  # vectors read in one round of the loop
 
 
@@ -28,17 +28,17 @@ class Peak:
 
 
 def measure_peak(target: Target, threads: int = 1) -> Peak:
-    """The best of a few tries with `threads` threads at once; takes about a second."""
+    """The best of a few tries with `threads` threads at once; takes about half a second."""
     engine = _build(target)
     fma, read = (_function(engine, name) for name in ("peak_fma", "peak_read"))
     lanes, accumulators = target.lanes(4), _accumulators(target)
     places = [_aligned(lanes * 4) for _ in range(threads)]
-    seconds = _best(fma, [(place.ctypes.data, _FMA_ROUNDS) for place in places])
+    seconds = _best(fma, [(place.ctypes.data, _FMA_ROUNDS) for place in places], _FMA_TRIES)
     flops = 2.0 * threads * _FMA_ROUNDS * accumulators * lanes / seconds
     size = min(_MOST_BYTES, max(64 << 20, 2 * target.l3_bytes)) // threads
     data = [_aligned(size) for _ in range(threads)]
     rounds = size // (target.vector_bytes * _STREAMS)
-    seconds = _best(read, [(array.ctypes.data, rounds) for array in data])
+    seconds = _best(read, [(array.ctypes.data, rounds) for array in data], _READ_TRIES)
     return Peak(flops, threads * size / seconds)
 
 
@@ -124,10 +124,10 @@ def _aligned(size: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     return memory[start : start + size]
 
 
-def _best(function: Callable[[int, int], None], arguments: Sequence[tuple[int, int]]) -> float:
+def _best(function: Callable[[int, int], None], arguments: Sequence[tuple[int, int]], tries: int) -> float:
     """Seconds that all calls, one a thread, took together: the best of a few tries."""
     best = float("inf")
-    for _ in range(_TRIES):
+    for _ in range(tries):
         workers = [threading.Thread(target=function, args=pair) for pair in arguments[1:]]
         start = time.perf_counter()
         for worker in workers:

@@ -396,11 +396,14 @@ def atanh(b: Builder, x: Value) -> Value:
 def power(b: Builder, x: Value, y: Value) -> Value:
     """x^y as C's pow, in double: |x|^y, negative for odd integers y, NaN for x < 0 and y not an integer.
 
-    The relative error is about |y * log(x)| * 2^-52.
+    The relative error is about |y * log(x)| * 2^-52; integers to the power of integers are exact below 2^46.
     """
     a = _abs(b, x)
     result = exp(b, b.mul(y, log_(b, a)))
     whole = b.intrinsic("trunc", y)
+    integers = b.binary("and", b.compare("fcmp oeq", whole, y), b.compare("fcmp oge", y, 0.0))
+    integers = b.binary("and", integers, b.compare("fcmp oeq", b.intrinsic("trunc", x), x))
+    result = b.select(integers, b.intrinsic("roundeven", result), result)
     half = b.mul(y, 0.5)
     odd = b.binary("and", b.compare("fcmp oeq", whole, y), b.compare("fcmp one", b.intrinsic("trunc", half), half))
     negative = b.compare("icmp slt", b.bits(x), 0)

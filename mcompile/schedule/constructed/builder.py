@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from mcompile.ir.expr import Expr, Load, substitute
 from mcompile.ir.tensor import Compute
 from mcompile.schedule import steps
 from mcompile.schedule.analysis import TaskAnalysis
-from mcompile.schedule.state import ScheduleState, Stage, apply_step
+from mcompile.schedule.state import ScheduleState, Stage, apply_step, map_loads
 from mcompile.schedule.steps import Step, Trace
 from mcompile.schedule.task import Task
 
@@ -32,6 +33,19 @@ class TraceBuilder:
 
     def loops(self, name: str) -> list[str]:
         return self.state.stages[name].loops
+
+    def expanded(self, name: str) -> Compute:
+        """The stage's compute with the stages inlined so far put in."""
+
+        def expand(load: Load) -> Expr | None:
+            stage = self.state.stages.get(load.source.name)
+            if stage is None or not stage.inlined:
+                return None
+            inner = map_loads(stage.compute, expand)
+            axes = (axis.var for axis in inner.axes)
+            return substitute(inner.body, dict(zip(axes, load.indices, strict=True)))
+
+        return map_loads(self.state.stages[name].compute, expand)
 
     def add(self, step: Step) -> None:
         apply_step(self.state, step)

@@ -1,9 +1,9 @@
 """Constructed schedules for a GPU: a tiled contraction through shared memory, and rows for everything else.
 
-    for m.0, n.0 (blocks): for m.1, n.1 (threads):
-        acc[m.2, n.2] = 0
-        for k.0:  a_cache, b_cache (shared; barrier);  for k.1: acc[m.2, n.2] += a_cache * b_cache
-        y[...] = epilogue(acc)
+for m.0, n.0 (blocks): for m.1, n.1 (threads):
+    acc[m.2, n.2] = 0
+    for k.0:  a_cache, b_cache (shared; barrier);  for k.1: acc[m.2, n.2] += a_cache * b_cache
+    y[...] = epilogue(acc)
 """
 
 from __future__ import annotations
@@ -109,5 +109,3 @@ def _share(builder: TraceBuilder, tensor: str, reader: str, loop: str) -> None:
     _bind(builder, cache, rows, "threadIdx.y")
     _bind(builder, cache, columns, "threadIdx.x")
     builder.add(steps.ComputeAt(cache, reader, loop, "shared"))
-
-

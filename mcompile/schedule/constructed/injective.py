@@ -17,7 +17,7 @@ def memory_order(builder: TraceBuilder, name: str) -> list[str]:
     strides = builder.task.strides.get(name)
     axes = list(stage.spatial_axes)
     if strides is None:
-        strides = _input_strides(builder, stage.compute)
+        strides = _input_strides(builder, builder.expanded(name))
     return sorted(axes, key=lambda axis: (-strides[axes.index(axis)], axes.index(axis)))
 
 
@@ -46,7 +46,7 @@ def schedule_in_order(builder: TraceBuilder, name: str, order: list[str]) -> Non
     builder.reorder(name, order)
     extent = {axis: compute.axes[list(builder.stage(name).axes).index(axis)].extent for axis in order}
     *outer, inner = order
-    is_parallel = work_of(compute) >= PARALLEL_WORK and builder.task.target.threads > 1
+    is_parallel = work_of(builder.expanded(name)) >= PARALLEL_WORK and builder.task.target.threads > 1
     lanes = builder.lanes
     if extent[inner] <= lanes:
         vector = inner

@@ -1,9 +1,9 @@
 """Loops for one reduction: a register tile inside the loops of its epilogue, for matmul, convolution, pooling and sums.
 
-    for block (parallel): [prologue]  for v.0: for t.0:
-        acc[t.1, v.1, v.2] = 0
-        for reduce axes: acc += x * w        (t.1 and v.1 unrolled, v.2 a vector)
-        y[...] = epilogue(acc)
+for block (parallel): [prologue]  for v.0: for t.0:
+    acc[t.1, v.1, v.2] = 0
+    for reduce axes: acc += x * w        (t.1 and v.1 unrolled, v.2 a vector)
+    y[...] = epilogue(acc)
 """
 
 from __future__ import annotations
@@ -457,7 +457,9 @@ def _reduce_position(index: Expr, reduces: list[Var]) -> int:
     return reduces.index(index) if isinstance(index, Var) and index in reduces else -1
 
 
-def _compose(step: dict[int, tuple[Axis, int, bool]], producer: Compute, form: tuple[Axis, int, bool]) -> tuple[Axis, int, bool]:
+def _compose(
+    step: dict[int, tuple[Axis, int, bool]], producer: Compute, form: tuple[Axis, int, bool]
+) -> tuple[Axis, int, bool]:
     axis, divisor, remainder = form
     outer, outer_divisor, outer_remainder = step[producer.axes.index(axis)]
     if outer_divisor == 1:

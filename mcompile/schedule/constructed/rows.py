@@ -1,7 +1,7 @@
 """Loops for chains of row reductions (softmax, normalisation): one pass over the rows, all stages of a row together.
 
-    for row (parallel):
-        max = ...; e[j] = exp(x[row, j] - max); sum = ...; y[row, j] = e[j] / sum
+for row (parallel):
+    max = ...; e[j] = exp(x[row, j] - max); sum = ...; y[row, j] = e[j] / sum
 """
 
 from __future__ import annotations
