@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from mcompile import __version__
-from mcompile.errors import McompileError, ModelError, OptionError
-
-T = TypeVar("T")
-Progress = Callable[[str], None]
+from mcompile.cli_db import db_app
+from mcompile.cli_io import (
+    AsJson,
+    Dims,
+    Exact,
+    InputFile,
+    Seed,
+    Shapes,
+    TargetName,
+    Threads,
+    Workers,
+    note,
+    parse_dims,
+    parse_shapes,
+    print_json,
+    print_pairs,
+    print_table,
+    shown_progress,
+)
+from mcompile.cli_tune import tune_command
+from mcompile.errors import McompileError, ModelError
 
 app = typer.Typer(
     name="mcompile",
@@ -32,17 +45,11 @@ app = typer.Typer(
 )
 cache_app = typer.Typer(help="The compiled models that sessions keep.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
+app.add_typer(db_app, name="db")
+app.command("tune")(tune_command)
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX model.")]
 Source = Annotated[Path, typer.Argument(metavar="MODEL|ARTIFACT", help="An ONNX model or a compiled .mcm artifact.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-TargetName = Annotated[str, typer.Option("--target", help="cpu (this machine), x86-64-v2, -v3, -v4, aarch64.")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads [default: the cores available].")]
-Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes that build kernels.")]
-Shapes = Annotated[list[str] | None, typer.Option("--shape", metavar="INPUT=1,3,224,224", help="An input's shape.")]
-Dims = Annotated[list[str] | None, typer.Option("--dim", metavar="NAME=N", help="The size of an open dim.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of inputs that are made up.")]
-InputFile = Annotated[Path | None, typer.Option("--input", metavar="X.npz", help="Inputs by name.")]
 
 
 class Stage(StrEnum):
@@ -62,6 +69,7 @@ def compile_command(
     target: TargetName = "cpu",
     threads: Threads = None,
     workers: Workers = None,
+    exact: Exact = False,
     shape: Shapes = None,
     dim: Dims = None,
     as_json: AsJson = False,
@@ -69,14 +77,14 @@ def compile_command(
     """Compile MODEL into one .mcm file."""
     from mcompile import driver
 
-    options = driver.CompileOptions(target, threads, _parse_shapes(shape), _parse_dims(dim), workers)
+    options = driver.CompileOptions(target, threads, parse_shapes(shape), parse_dims(dim), workers, exact=exact)
     path = output or model.with_suffix(".mcm")
-    with _progress() as progress:
+    with shown_progress() as progress:
         summary = driver.compile_file(model, path, options, progress)
     _note_host_ops(summary.host_ops)
     if as_json:
-        return _print_json(asdict(summary))
-    _print_pairs(
+        return print_json(asdict(summary))
+    print_pairs(
         {
             "artifact": str(path),
             "target": f"{summary.target}, {summary.threads} threads",
@@ -104,13 +112,13 @@ def run(
     """Run once, on the arrays of --input or on random ones."""
     from mcompile import driver
 
-    options = driver.CompileOptions("cpu", threads, _parse_shapes(shape), _parse_dims(dim))
-    with _progress() as progress:
+    options = driver.CompileOptions("cpu", threads, parse_shapes(shape), parse_dims(dim))
+    with shown_progress() as progress:
         result = driver.run_once(source, options, input_file, output, seed, progress)
     rows = [_statistics(name, array) for name, array in result.items()]
     if as_json:
-        return _print_json({"outputs": rows, "file": str(output) if output else None})
-    _print_table(tuple(rows[0]) if rows else (), [_cells(row) for row in rows])
+        return print_json({"outputs": rows, "file": str(output) if output else None})
+    print_table(tuple(rows[0]) if rows else (), [_cells(row) for row in rows])
 
 
 @app.command()
@@ -127,6 +135,7 @@ def compare(
     localise: Annotated[bool, typer.Option(help="Look for the first value that differs.")] = True,
     target: TargetName = "cpu",
     workers: Workers = None,
+    exact: Exact = False,
     shape: Shapes = None,
     dim: Dims = None,
     as_json: AsJson = False,
@@ -136,12 +145,13 @@ def compare(
     from mcompile.compare import comparison
     from mcompile.compare.accuracy import Tolerance
 
-    compiling = driver.CompileOptions(target, threads, _parse_shapes(shape), _parse_dims(dim), workers, batch)
+    shapes, dims = parse_shapes(shape), parse_dims(dim)
+    compiling = driver.CompileOptions(target, threads, shapes, dims, workers, batch, exact=exact)
     options = comparison.CompareOptions(compiling, repeat, Tolerance(rtol, atol), input_file, seed, reference, localise)
-    with _progress() as progress:
+    with shown_progress() as progress:
         result = comparison.compare(source, options, progress)
     if as_json:
-        _print_json(result.to_json())
+        print_json(result.to_json())
     else:
         _print_comparison(result.to_json())
     if not result.ok:
@@ -162,10 +172,10 @@ def inspect(
     """Print one form of the program between ONNX and machine code."""
     from mcompile import driver
 
-    options = driver.CompileOptions(target, threads, _parse_shapes(shape), _parse_dims(dim))
+    options = driver.CompileOptions(target, threads, parse_shapes(shape), parse_dims(dim))
     text = driver.inspect_stage(model, options, stage.value, task)
     if as_json:
-        return _print_json({"stage": stage.value, "task": task, "text": text})
+        return print_json({"stage": stage.value, "task": task, "text": text})
     print(text)
 
 
@@ -184,19 +194,19 @@ def profile(
     """Time, FLOP/s and share of the measured peak of each kernel call."""
     from mcompile import driver
 
-    options = driver.CompileOptions("cpu", threads, _parse_shapes(shape), _parse_dims(dim))
-    with _progress() as progress:
+    options = driver.CompileOptions("cpu", threads, parse_shapes(shape), parse_dims(dim))
+    with shown_progress() as progress:
         result = driver.profile(source, options, input_file, repeat, seed, progress)
     if as_json:
-        return _print_json(result.to_json())
+        return print_json(result.to_json())
     rows = sorted(result.calls, key=lambda call: -call.milliseconds)[:top]
     cells = [
         (call.node, call.kernel, f"{call.milliseconds:.3f}", f"{call.share:.1%}", f"{call.gflops:.1f}",
          f"{call.peak_share:.0%}", f"{call.gbytes:.1f}")
         for call in rows
     ]  # fmt: skip
-    _print_table(("nodes", "kernel", "ms", "of run", "GFLOP/s", "of peak", "GB/s"), cells)
-    _print_pairs(
+    print_table(("nodes", "kernel", "ms", "of run", "GFLOP/s", "of peak", "GB/s"), cells)
+    print_pairs(
         {
             "kernels": f"{result.kernels_ms:.3f} ms",
             "run": f"{result.run_ms:.3f} ms (median of {repeat})",
@@ -212,9 +222,9 @@ def cache_list(as_json: AsJson = False) -> None:
 
     entries = driver.list_cache()
     if as_json:
-        return _print_json([asdict(entry) for entry in entries])
+        return print_json([asdict(entry) for entry in entries])
     cells = [(entry.key[:16], entry.model, f"{entry.size_bytes / 1e6:.1f} MB", entry.used) for entry in entries]
-    _print_table(("key", "model", "size", "last used"), cells)
+    print_table(("key", "model", "size", "last used"), cells)
 
 
 @cache_app.command("clear")
@@ -224,7 +234,7 @@ def cache_clear(as_json: AsJson = False) -> None:
 
     freed = driver.clear_cache()
     if as_json:
-        return _print_json({"freed_bytes": freed})
+        return print_json({"freed_bytes": freed})
     print(f"freed {freed / 1e6:.1f} MB")
 
 
@@ -253,84 +263,12 @@ def main() -> None:
         sys.exit(141)
 
 
-# --- parsing ---
-
-
-def _parse_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
-    return _parse_pairs("--shape", texts, lambda text: tuple(_size(part) for part in text.split(",") if part.strip()))
-
-
-def _parse_dims(texts: Sequence[str] | None) -> dict[str, int]:
-    return _parse_pairs("--dim", texts, _size)
-
-
-def _parse_pairs(option: str, texts: Sequence[str] | None, parse: Callable[[str], T]) -> dict[str, T]:
-    """NAME=VALUE pairs; a name may hold "=" itself, a value may not."""
-    pairs: dict[str, T] = {}
-    for text in texts or ():
-        name, equals, value = text.rpartition("=")
-        if not equals or not name:
-            raise OptionError(f"{option} {text}: expected NAME=VALUE")
-        try:
-            pairs[name] = parse(value)
-        except ValueError as error:
-            raise OptionError(f"{option} {text}: {error}") from error
-    return pairs
-
-
-def _size(text: str) -> int:
-    try:
-        size = int(text)
-    except ValueError:
-        raise ValueError(f"expected a number, got {text.strip()!r}") from None
-    if size < 0:
-        raise ValueError(f"expected a size >= 0, got {size}")
-    return size
-
-
 # --- printing ---
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """A function that shows what is being done: one changing line on a terminal, nothing elsewhere."""
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        yield lambda text: None
-        return
-    with console.status("") as status:
-        yield lambda text: status.update(text)
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def _note_host_ops(host_ops: Sequence[str]) -> None:
     if host_ops:
-        _note("note: run by Python, not native code (slow):\n" + "\n".join(f"  - {host_op}" for host_op in host_ops))
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, default=str))
-
-
-def _print_pairs(pairs: Mapping[str, object]) -> None:
-    width = max(map(len, pairs))
-    for name, value in pairs.items():
-        print(f"{name:<{width}}  {value}")
-
-
-def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    if not sys.stdout.isatty():
-        print("\n".join("\t".join(row) for row in [header, *rows]))
-        return
-    table = Table(box=None, pad_edge=False)
-    for name in header:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    Console(highlight=False).print(table)
+        note("note: run by Python, not native code (slow):\n" + "\n".join(f"  - {host_op}" for host_op in host_ops))
 
 
 def _statistics(name: str, array: Any) -> dict[str, Any]:
@@ -352,7 +290,7 @@ def _print_comparison(result: Mapping[str, Any]) -> None:
         for output in result["outputs"]
     ]
     header = ("output", "max |a-b|", "/ max |b|", "outside", "atol to pass", "rtol to pass", "")
-    _print_table(header, cells)
+    print_table(header, cells)
     pairs: dict[str, object] = {"model": result["model"], "threads": result["threads"]}
     if result["latency"]:
         for engine, latency in result["latency"].items():
@@ -370,7 +308,7 @@ def _print_comparison(result: Mapping[str, Any]) -> None:
     if first is not None:
         alone = "also when compiled alone" if first["alone"] else "only together with its neighbours"
         pairs["first difference"] = f"{first['value']} of node {first['node']} ({first['op']}), {alone}"
-    _print_pairs(pairs)
+    print_pairs(pairs)
     print("PASSED" if result["ok"] else "FAILED")
 
 
@@ -385,8 +323,8 @@ def _verdict(output: Mapping[str, Any]) -> str:
 def _report(error: McompileError, as_json: bool) -> None:
     if as_json:
         problems = list(error.problems) if isinstance(error, ModelError) else []
-        _print_json({"error": {"kind": type(error).__name__, "message": str(error), "problems": problems}})
-    _note(f"error: {error}")
+        print_json({"error": {"kind": type(error).__name__, "message": str(error), "problems": problems}})
+    note(f"error: {error}")
 
 
 if __name__ == "__main__":

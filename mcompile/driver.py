@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import onnx
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mcompile import config
 from mcompile.backend.cpu.build import assembly
 from mcompile.backend.cpu.peak import Peak, measure_peak
-from mcompile.build_pool import BuildJob, build_task, build_tasks
+from mcompile.build_pool import BuildJob, BuiltTask, build_task, build_tasks
 from mcompile.errors import ArtifactError, OptionError
 from mcompile.feeds import random_feeds, read_feeds, write_outputs
 from mcompile.frontend import ImportedModel, import_model
@@ -35,6 +35,9 @@ from mcompile.runtime.profile import Profile
 from mcompile.schedule.steps import print_trace
 from mcompile.target import Target, available_cores, parse_target
 
+if TYPE_CHECKING:
+    from mcompile.tuning.records import TuningDatabase
+
 Array = NDArray[Any]
 Source: TypeAlias = "str | Path | bytes | onnx.ModelProto"
 Progress = Callable[[str], None]
@@ -49,7 +52,8 @@ class CompileOptions:
     """How to compile. `shapes` gives input shapes by name, `dims` sizes of named dims, `batch` every first dim.
 
     `threads`: what schedules are made for (default: the cores available). `workers`: processes that build kernels
-    (default: likewise); how many makes no difference to the result.
+    (default: likewise); how many makes no difference to the result. `databases`: where tuned schedules are looked for.
+    `exact`: no algorithm whose rounding differs from the direct sum's by more than its order (no Winograd).
     """
 
     target: str = "cpu"
@@ -58,6 +62,8 @@ class CompileOptions:
     dims: Mapping[str, int] = field(default_factory=dict)
     workers: int | None = None
     batch: int | None = None
+    databases: tuple[TuningDatabase, ...] = ()
+    exact: bool = False
 
     @property
     def resolved_threads(self) -> int:
@@ -95,18 +101,36 @@ def compile_model(source: Source, options: CompileOptions | None = None, progres
     """
     options = options or CompileOptions()
     program = plan_program(source, options, progress)
-    jobs = program.jobs
+    jobs = tuned_jobs(program, options.databases)
     built = build_tasks(
         jobs, options.resolved_workers, lambda done: progress(f"building kernels: {done} of {len(jobs)} tasks")
     )
     progress("packing constants")
-    by_key = {job.task.workload_key: task for job, task in zip(jobs, built, strict=True)}
-    return link(program.imported, program.partition, by_key, program.target, _summary_of(program))
+    return link_program(program, {job.task.workload_key: task for job, task in zip(jobs, built, strict=True)})
+
+
+def tuned_jobs(program: Program, databases: Sequence[TuningDatabase]) -> tuple[BuildJob, ...]:
+    """The program's jobs, with the trace of the best record of the first database that has one."""
+    if not databases:
+        return program.jobs
+    from mcompile.tuning.records import OrderedDatabases, target_key
+
+    database, key = OrderedDatabases(databases), target_key(program.target)
+    records = [database.best(job.task.workload_key, key) for job in program.jobs]
+    return tuple(
+        replace(job, trace=record.trace if record is not None else None)
+        for job, record in zip(program.jobs, records, strict=True)
+    )
+
+
+def link_program(program: Program, built: Mapping[str, BuiltTask]) -> Artifact:
+    """The artifact of a program whose tasks are `built` (by workload key)."""
+    return link(program.imported, program.partition, built, program.target, _summary_of(program))
 
 
 def plan_program(source: Source, options: CompileOptions, progress: Progress = _silent) -> Program:
     """Everything before scheduling: import, graph passes, layout, fusion, tasks."""
-    target = parse_target(options.target, options.threads)
+    target = replace(parse_target(options.target, options.threads), exact=options.exact)
     progress("reading the model")
     imported = _import(source, options)
     progress("optimising the graph")

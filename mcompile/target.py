@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ class Target:
     l1_bytes: int
     l2_bytes: int
     l3_bytes: int
+    exact: bool = False  # no algorithm that rounds otherwise than the direct sum in another order
 
     def lanes(self, element_bytes: int) -> int:
         """Elements of a full vector register."""
@@ -57,13 +59,36 @@ def parse_target(text: str, threads: int | None = None) -> Target:
         width = {"x86-64-v2": 16, "x86-64-v3": 32, "x86-64-v4": 64}[text]
         registers = 32 if width == 64 else 16
         triple = "x86_64-unknown-linux-gnu"
-        return Target("cpu", triple, text, tuple(sorted(features)), count, width, registers, **_CACHES)
+        return _cpu_target(triple, text, tuple(sorted(features)), count, width, registers, _CACHES)
     if text == "aarch64":
-        return Target("cpu", "aarch64-unknown-linux-gnu", "generic", ("neon",), count, 16, 32, **_CACHES)
+        return _cpu_target("aarch64-unknown-linux-gnu", "generic", ("neon",), count, 16, 32, _CACHES)
     if text.startswith("cuda:sm_"):
         return Target("cuda", "nvptx64-nvidia-cuda", text.removeprefix("cuda:"), (), 1, 16, 255, 48 << 10, 4 << 20, 0)
     known = ", ".join(["cpu", *_X86_LEVELS, "aarch64", "cuda:sm_80"])
     raise OptionError(f"--target {text}: unknown target; expected one of {known}")
+
+
+def _cpu_target(
+    triple: str,
+    cpu: str,
+    features: tuple[str, ...],
+    threads: int,
+    vector_bytes: int,
+    vector_registers: int,
+    caches: Mapping[str, int],
+) -> Target:
+    return Target(
+        kind="cpu",
+        triple=triple,
+        cpu=cpu,
+        features=features,
+        threads=threads,
+        vector_bytes=vector_bytes,
+        vector_registers=vector_registers,
+        l1_bytes=caches["l1_bytes"],
+        l2_bytes=caches["l2_bytes"],
+        l3_bytes=caches["l3_bytes"],
+    )
 
 
 @cache
@@ -83,7 +108,7 @@ def _host_target(threads: int) -> Target:
         width, registers = 32, 16
     else:
         width, registers = 16, 32 if platform.machine() == "aarch64" else 16
-    return Target("cpu", triple, cpu, features, threads, width, registers, **host_caches())
+    return _cpu_target(triple, cpu, features, threads, width, registers, host_caches())
 
 
 @cache

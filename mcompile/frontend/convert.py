@@ -31,7 +31,7 @@ from mcompile.frontend.scan import convert_scan
 from mcompile.frontend.scope import Import, Scope
 from mcompile.frontend.tensors import TooLarge, check_size
 from mcompile.graph.expand_recurrent import RECURRENT_GATES, recurrent_types
-from mcompile.graph.graph import Array, Node
+from mcompile.graph.graph import Array, Graph, Node
 from mcompile.graph.infer import HOST_DOMAIN, HOST_MODEL, Facts, derive
 from mcompile.graph.passes.fold_constants import evaluate_op, is_worth_folding
 from mcompile.ops.registry import OpDef, Unsupported, lookup
@@ -179,7 +179,7 @@ def _bind_constant(state: Import, scope: Scope, output: str, array: Array) -> No
 def _fold(state: Import, scope: Scope, node: NodeProto, native: _Native) -> bool:
     """Evaluate the node if its inputs are known, or if it reads none of them (Shape, Size)."""
     graph = state.graph
-    known = [graph.constants.get(value) if value else None for value in native.inputs]
+    known = [_known_array(graph, value) if value else None for value in native.inputs]
     is_known = all(array is not None or not value for array, value in zip(known, native.inputs, strict=True))
     if native.facts.reads_nothing:
         known = [None if value == "" else _stand_in(graph.types[value]) for value in native.inputs]
@@ -192,6 +192,12 @@ def _fold(state: Import, scope: Scope, node: NodeProto, native: _Native) -> bool
         if output:
             _bind_constant(state, scope, output, result)
     return True
+
+
+def _known_array(graph: Graph, value: str) -> Array | None:
+    """A constant's array; a tensor without elements is known, too: a reduction over it is a constant."""
+    type_ = graph.types[value]
+    return _stand_in(type_) if type_.is_static and type_.size == 0 else graph.constants.get(value)
 
 
 def _stand_in(type_: TensorType) -> Array:

@@ -1,9 +1,9 @@
 """Lowering: (Task, Trace) -> PrimFuncs, one for each stage that is computed at root level.
 
-Loops open from outermost to innermost. When a loop is the outer part of a split whose factor does not divide, the rest of
-the nest is emitted twice: once for full tiles, once for the remainder with its exact extent; so inner loops always have
-constant extents, and a stage computed inside a tile computes exactly what the tile needs. Lanes are masked only where
-the extent of a vectorized loop is neither a power of two nor a multiple of 16.
+Loops open from outermost to innermost. When a loop is the outer part of a split whose factor does not divide, the rest
+of the nest is emitted twice: once for full tiles, once for the remainder with its exact extent; so inner loops always
+have constant extents, and a stage computed inside a tile computes exactly what the tile needs. Lanes are masked only
+where the extent of a vectorized loop is neither a power of two nor a multiple of 16.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ class _Lowering:
         self.task = task
         self.state = state
         self.ranges: Ranges = {}
+        self.loose: set[Var] = set()  # stand-ins for iterators that may run less far than their range
         self.threads: list[Var] = []  # variables of threadIdx loops
         self.threaded = 0  # how many THREAD loops are open
         self.stages: dict[str, Stage] = {}
@@ -185,11 +186,12 @@ class _Lowering:
 
     def _global_placements(self) -> dict[str, _Placement]:
         placements = {}
+        for name in self.state.layouts:
+            if name not in self.constant:
+                raise ScheduleError(f"layout_rewrite: {name} is not a constant")
         roots = [s.compute for s in self.stages.values() if s.attach is None or s.name in self.constant]
-        for tensor in (*self.task.dag.placeholders, *roots):
+        for tensor in (*self.state.dag.placeholders, *roots):
             layout = self.state.layouts.get(tensor.name)
-            if layout is not None and tensor.name not in self.constant:
-                raise ScheduleError(f"layout_rewrite: {tensor.name} is not a constant")
             placements[tensor.name] = _Placement(self._global_buffer(tensor, layout), None, layout)
         return placements
 
@@ -214,7 +216,7 @@ class _Lowering:
                 body = self._root(stage, placements)
                 funcs.append(_prim_func(name if not funcs else f"{name}_{len(funcs)}", body))
         params = {buffer.name: buffer for func in funcs for buffer in func.params}
-        own = {t.name for t in self.task.dag.placeholders} | set(self.state.output_names)
+        own = {t.name for t in self.state.dag.placeholders} | set(self.state.output_names)
         scratch = tuple(b for n, b in params.items() if n not in own and n not in self.constant)
         preparations = tuple(p for n in params if (p := self._preparation(n)) is not None)
         return LoweredTask(tuple(funcs), scratch, preparations)
@@ -258,7 +260,7 @@ class _Lowering:
         """Open loop `name`, then compute what is attached to it, then `rest`."""
 
         def inside(inner: _Frame) -> Stmt:
-            return rest(inner) if init else self._attached(inner, name, rest)
+            return self._complete(inner, name, lambda f: rest(f) if init else self._attached(f, name, rest))
 
         kind = frame.stage.kinds.get(name, ForKind.SERIAL)
         extent = self._extent(frame, name)
@@ -325,10 +327,27 @@ class _Lowering:
 
         def resolve(inner: _Frame, remaining: tuple[str, ...]) -> Stmt:
             if not remaining:
-                return rest(inner)
+                return complete(inner, relation.components)
             return self._resolve(inner, remaining[0], lambda deeper: resolve(deeper, remaining[1:]))
 
+        def complete(inner: _Frame, remaining: tuple[str, ...]) -> Stmt:
+            if not remaining:
+                return rest(inner)
+            return self._complete(inner, remaining[0], lambda deeper: complete(deeper, remaining[1:]))
+
         return resolve(frame, relation.components)
+
+    def _complete(self, frame: _Frame, name: str, rest: Callable[[_Frame], Stmt]) -> Stmt:
+        """After a loop was opened: resolve the fused iterators that it was the last missing part of."""
+        family = self._family(frame)
+        relation = family.by_inner.get(name) or family.by_outer.get(name)
+        if relation is None:
+            return rest(frame)
+        parent = relation.parent
+        if parent in frame.values or not {relation.outer, relation.inner} <= frame.values.keys():
+            return rest(frame)
+        frame = frame.opened(parent, simplify(self._value(frame, parent), self.ranges))
+        return self._resolve_fused(frame, parent, lambda inner: self._complete(inner, parent, rest))
 
     def _resolve(self, frame: _Frame, name: str, rest: Callable[[_Frame], Stmt]) -> Stmt:
         """Loop `name` has a value that is not known to be a full tile: branch on it where the split leaves a rest."""
@@ -362,6 +381,16 @@ class _Lowering:
         parent = self._extent(frame, relation.parent)
         if parent > relation.factor and parent % relation.factor:
             raise ScheduleError(f"{frame.stage.name}: {name} stands outside {relation.outer}, which leaves a remainder")
+        return min(parent, relation.factor)
+
+    def _likely_extent(self, frame: _Frame, name: str, delta: Var) -> int:
+        """The extent of an iterator that is not opened yet; its factor where that depends on outer loops."""
+        relation = self._family(frame).by_inner.get(name)
+        if name in frame.extents or relation is None:
+            return self._extent(frame, name)
+        parent = self._extent(frame, relation.parent)
+        if parent > relation.factor and parent % relation.factor:
+            self.loose.add(delta)
         return min(parent, relation.factor)
 
     def _root_axes(self, frame: _Frame, name: str) -> frozenset[str]:
@@ -401,7 +430,7 @@ class _Lowering:
             if deltas is None:
                 raise InternalError(f"{frame.stage.name}: {name} has no value here")
             delta = var(name)
-            deltas[delta] = (0, self._extent(frame, name) - 1)
+            deltas[delta] = (0, self._likely_extent(frame, name, delta) - 1)
             return delta
         if name in frame.stage.splits:
             relation = frame.stage.splits[name]
@@ -435,13 +464,23 @@ class _Lowering:
         barrier = Barrier() if stage.attach.scope is Scope.SHARED else None
         return Allocate(placement.buffer, seq(nest, barrier, inner, barrier))
 
+    def _check_place(self, name: str, attach: At, frame: _Frame) -> None:
+        """Refuse places where memory cannot be had, or is not what the step asks for."""
+        kinds = frame.stage.kinds
+        if kinds.get(attach.iterator) is ForKind.VECTORIZED:
+            raise ScheduleError(f"{name} cannot be computed in {attach.target}'s vectorized loop {attach.iterator}")
+        if attach.scope is Scope.SHARED and not self.threaded:
+            raise ScheduleError(f"{name} cannot be shared by the threads of {attach.target}: no loop is bound to them")
+
     def _prefetching(self, frame: _Frame, producer: _Frame) -> _Frame:
         """Give a reduction its prefetch, if the trace has one: its share of the next tile of a constant."""
         step = self.state.prefetches.get(producer.stage.name)
         if step is None:
             return producer
-        placement = frame.placements[step.tensor]
-        assert placement.layout is not None
+        placement = frame.placements.get(step.tensor)
+        is_read = any(source.name == step.tensor for source in producer.stage.compute.inputs)
+        if placement is None or placement.layout is None or not is_read:
+            raise ScheduleError(f"prefetch: {producer.stage.name} does not read {step.tensor} in tiles")
         tiled = next(dim for dim, tile in enumerate(placement.layout.tiles) if tile)
         tile_elements = placement.buffer.strides[placement.layout.order.index((tiled, 0))]
         loops, outer = frame.stage.loops, step.loop
@@ -449,18 +488,29 @@ class _Lowering:
             outer = frame.stage.fuses[outer].fused
         if step.loop not in frame.values or outer not in loops:
             raise ScheduleError(f"prefetch: {producer.stage.name} is not computed inside loop {step.loop}")
-        inner = [name for name in loops[loops.index(outer) + 1 :] if name in frame.values]
         part: Expr = as_expr(0)
         parts = 1
-        for name in inner:
-            part = part * self._extent(frame, name) + frame.values[name]
-            parts *= self._extent(frame, name)
+        for name in loops[loops.index(outer) + 1 :]:
+            if name in frame.values:
+                part = part * self._extent(frame, name) + frame.values[name]
+                parts *= self._extent(frame, name)
         steps_count = prod(producer.extents[name] for name in producer.stage.reduce_axes)
-        lines = -(-tile_elements // steps_count)  # elements to fetch for each step if one part did all
-        stride = max(1, lines // parts)
-        offset = (frame.values[step.loop] + 1) * tile_elements + part * (stride * steps_count)
+        elements = -(-tile_elements // steps_count)  # to fetch at each step, if one part did all
+        share = max(1, elements // parts)
+        offset = self._tile_start(producer, step.tensor, placement) + tile_elements + part * (share * steps_count)
         prefetch = Prefetch(placement.buffer, simplify(offset, self.ranges))
-        return replace(producer, prefetch=prefetch, prefetch_step=stride)
+        return replace(producer, prefetch=prefetch, prefetch_step=share)
+
+    def _tile_start(self, producer: _Frame, tensor: str, placement: _Placement) -> Expr:
+        """The offset of the first element of `tensor` that the reduction reads."""
+        loads = (node for node in walk(producer.stage.compute.body) if isinstance(node, Load))
+        load = next(node for node in loads if node.source.name == tensor)
+        env = {axis.var: producer.mins[name] for name, axis in producer.stage.axes.items()}
+        indices = self._indices(placement, tuple(substitute(index, env) for index in load.indices))
+        start: Expr = as_expr(0)
+        for index, stride in zip(indices, placement.buffer.strides, strict=True):
+            start = start + index * stride
+        return start
 
     def _prefetch(self, frame: _Frame) -> Stmt | None:
         if frame.prefetch is None:
@@ -468,15 +518,10 @@ class _Lowering:
         position: Expr = as_expr(0)
         for name in frame.stage.reduce_axes:
             position = position * frame.extents[name] + self._value(frame, name)
-        offset = frame.prefetch.offset + position * frame.prefetch_step
-        return Prefetch(frame.prefetch.buffer, simplify(offset, self.ranges))
-
-    def _check_place(self, name: str, attach: At, frame: _Frame) -> None:
-        kind, value = frame.stage.kinds.get(attach.iterator), frame.values[attach.iterator]
-        if kind is ForKind.VECTORIZED and isinstance(value, Var):
-            raise ScheduleError(f"{name} cannot be computed in {attach.target}'s vectorized loop {attach.iterator}")
-        if attach.scope is Scope.SHARED and not self.threaded:
-            raise ScheduleError(f"{name} cannot be shared by the threads of {attach.target}: no loop is bound to them")
+        buffer, step = frame.prefetch.buffer, frame.prefetch_step
+        offset = frame.prefetch.offset + position * step
+        line = _CACHE_LINE_BYTES // buffer.dtype.bytes
+        return seq(*(Prefetch(buffer, simplify(offset + ahead, self.ranges)) for ahead in range(0, step, line)))
 
     def _place(self, stage: Stage, attach: At, region: list[_Span]) -> _Placement:
         extents = [span.extent for span in region]
@@ -507,7 +552,8 @@ class _Lowering:
             guarded = _guarded_loads(self.stages[consumer].compute.body)
             for load in walk(self.stages[consumer].compute.body):
                 if isinstance(load, Load) and load.source.name == stage.name:
-                    found = [_interval(simplify(substitute(i, env), ranges), deltas, ranges) for i in load.indices]
+                    indices = [simplify(substitute(index, env), ranges) for index in load.indices]
+                    found = [_interval(index, deltas, ranges, self.loose) for index in indices]
                     exact_here = exact and load not in guarded
                     found = [span and replace(span, exact=span.exact and exact_here) for span in found]
                     region = [self._union(a, b) for a, b in zip(region, found, strict=True)] if region else list(found)
@@ -566,8 +612,7 @@ class _Lowering:
         stage = frame.stage
         placement = frame.placements[stage.name]
         env: dict[Var, Expr] = {}
-        lanes = all_of(list(frame.masks)) if frame.masks and stage.attach is not None else None
-        masks = [] if lanes is not None else list(frame.masks)
+        masks: list[Expr] = []
         for name, axis in stage.axes.items():
             if init and stage.is_reduce(name):
                 continue
@@ -579,6 +624,11 @@ class _Lowering:
                 masks.extend(self._outside(env[axis.var], axis.extent))
         position = tuple(env[stage.axes[name].var] for name in stage.spatial_axes)
         indices = self._indices(placement, position)
+        lanes: Expr | None = None
+        if frame.masks and self._keeps_lanes(stage, placement.buffer, indices):
+            lanes = all_of(list(frame.masks))
+        else:
+            masks = [*frame.masks, *masks]
         body = stage.compute.body
         if isinstance(body, Reduce):
             target = Load(placement.buffer, indices)
@@ -598,11 +648,20 @@ class _Lowering:
         low, high = found if found is not None else (-1, extent)
         return [*([value >= 0] if low < 0 else []), *([value < extent] if high >= extent else [])]
 
+    def _keeps_lanes(self, stage: Stage, buffer: Buffer, indices: tuple[Expr, ...]) -> bool:
+        """Whether the lanes beyond a vectorized loop's extent may be computed and stored too."""
+        return stage.attach is not None and not stage.is_reduce(stage.loops[-1]) and self._fits(buffer, indices)
+
+    def _fits(self, buffer: Buffer, indices: tuple[Expr, ...]) -> bool:
+        """Whether an access stays inside the buffer, lanes beyond a loop's extent included."""
+        found = [bounds(index, self.ranges) for index in indices]
+        return all(b is not None and b[0] >= 0 and b[1] < extent for b, extent in zip(found, buffer.shape, strict=True))
+
     def _resolve_loads(self, frame: _Frame, expr: Expr, lanes: Expr | None) -> Expr:
         """Loads of tensors become loads of buffers.
 
-        A buffer of our own holds whole vectors, so a stage stored there computes all lanes; `lanes` (None: all) are
-        those whose loads of other memory are in bounds.
+        A stage whose buffer holds whole vectors computes all lanes; `lanes` (None: all) are those that are needed, and
+        whose loads are in bounds.
         """
         partial = {node for node in walk(lanes) if isinstance(node, Var)} if lanes is not None else set()
 
@@ -613,10 +672,9 @@ class _Lowering:
             if placement is None:
                 raise ScheduleError(f"{frame.stage.name} reads {node.source.name} outside of where it is computed")
             load = Load(placement.buffer, self._indices(placement, node.indices))
-            is_whole = placement.layout is not None or placement.buffer.scope is not Scope.GLOBAL
-            if lanes is None or is_whole or not any(part in partial for part in walk(load)):
+            if lanes is None or not any(part in partial for part in walk(load)):
                 return load
-            return select(lanes, load, 0)
+            return load if self._fits(placement.buffer, load.indices) else select(lanes, load, 0)
 
         return transform(expr, resolve)
 
@@ -697,7 +755,7 @@ def _ordered_strides(shape: tuple[int, ...], order: list[int], element_bytes: in
     return tuple(strides)
 
 
-def _interval(expr: Expr, deltas: Ranges, ranges: Ranges) -> _Span | None:
+def _interval(expr: Expr, deltas: Ranges, ranges: Ranges, loose: set[Var]) -> _Span | None:
     """The span of an index as the variables of `deltas` run; None if unknown."""
     affine = as_affine(expr)
     low: Expr = as_expr(affine.const)
@@ -706,7 +764,7 @@ def _interval(expr: Expr, deltas: Ranges, ranges: Ranges) -> _Span | None:
         if not any(isinstance(node, Var) and node in deltas for node in walk(term)):
             low = low + term * factor
             continue
-        part = _term_interval(term, deltas, ranges)
+        part = _term_interval(term, deltas, ranges, loose)
         if part is None:
             return None
         low = low + part.low * factor + (min(0, factor) * (part.extent - 1))
@@ -715,12 +773,12 @@ def _interval(expr: Expr, deltas: Ranges, ranges: Ranges) -> _Span | None:
     return _Span(low, extent, exact)
 
 
-def _term_interval(term: Expr, deltas: Ranges, ranges: Ranges) -> _Span | None:
+def _term_interval(term: Expr, deltas: Ranges, ranges: Ranges, loose: set[Var]) -> _Span | None:
     match term:
         case Var():
-            return _Span(as_expr(deltas[term][0]), deltas[term][1] + 1)
+            return _Span(as_expr(deltas[term][0]), deltas[term][1] + 1, term not in loose)
         case Binary(BinaryOp.FLOORDIV | BinaryOp.FLOORMOD as op, x, Const(c)) if int(c) > 0:
-            inner = _interval(x, deltas, ranges)
+            inner = _interval(x, deltas, ranges, loose)
             if inner is None:
                 return None
             step = int(c)

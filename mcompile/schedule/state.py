@@ -12,6 +12,7 @@ from mcompile.ir.stmt import ForKind, Scope, Thread
 from mcompile.ir.tensor import Axis, Compute, ComputeDag, Tensor
 from mcompile.schedule import steps
 from mcompile.schedule.steps import LayoutRewrite, Step, Trace
+from mcompile.schedule.variants import make_variant
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ class ScheduleState:
 
 def replay(dag: ComputeDag, trace: Trace) -> ScheduleState:
     """Apply `trace` to `dag`. Raises ScheduleError at the first illegal step."""
+    if trace and isinstance(trace[0], steps.Variant):
+        dag, trace = make_variant(dag, trace[0].name), trace[1:]
     state = ScheduleState(dag, {compute.name: Stage.of(compute) for compute in dag.computes})
     for number, step in enumerate(trace):
         try:
@@ -129,6 +132,7 @@ def check_state(state: ScheduleState) -> None:
 
 def apply_step(state: ScheduleState, step: Step) -> None:
     """Apply one step in place."""
+    _require(not isinstance(step, steps.Variant), "a variant is chosen by the first step")
     _APPLY[type(step)](state, step)
 
 
@@ -162,9 +166,9 @@ def _split(state: ScheduleState, step: steps.Split) -> None:
 
 def _fuse(state: ScheduleState, step: steps.Fuse) -> None:
     stage = state.stage(step.stage)
+    _require(len(step.iterators) >= 2, "fuse takes two loops or more")
     position = _loop(stage, step.iterators[0])
     end = position + len(step.iterators)
-    _require(len(step.iterators) >= 2, "fuse takes two loops or more")
     _require(tuple(stage.loops[position:end]) == step.iterators, "fused loops must be adjacent, outermost first")
     _require(len({stage.is_reduce(name) for name in step.iterators}) == 1, "cannot fuse spatial with reduce loops")
     fused = "@".join(step.iterators)
@@ -305,6 +309,7 @@ def _layout_rewrite(state: ScheduleState, step: LayoutRewrite) -> None:
     assert tensor is not None
     parts = {(dim, part) for dim, tile in enumerate(step.tiles) for part in range(2 if tile else 1)}
     _require(len(step.tiles) == len(tensor.shape), f"{step.tensor} has {len(tensor.shape)} dims")
+    _require(all(tile >= 0 for tile in step.tiles), "tiles must be >= 0")
     _require(set(step.order) == parts and len(step.order) == len(parts), f"order must list each of {sorted(parts)}")
     state.layouts[step.tensor] = step
 

@@ -21,6 +21,14 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Variant(Step):
+    """Schedule another dag for the same task (`mcompile.schedule.variants`); the first step of a trace, if any."""
+
+    kind = "variant"
+    name: str
+
+
+@dataclass(frozen=True)
 class Split(Step):
     """`for i` -> `for i.0, for i.1 in factors[0], for i.2 in factors[1], ...`; factors need not divide the extent.
 
@@ -169,7 +177,7 @@ _STEPS: dict[str, type[Step]] = {
     step.kind: step
     for step in (
         Split, Fuse, Reorder, ComputeAt, ComputeInline, CacheWrite, CacheRead, Rfactor,
-        Vectorize, Unroll, Parallel, Bind, LayoutRewrite, Prefetch,
+        Vectorize, Unroll, Parallel, Bind, LayoutRewrite, Prefetch, Variant,
     )
 }  # fmt: skip
 
@@ -187,7 +195,7 @@ def trace_from_json(data: Any) -> Trace:
 
 
 def _step_from_json(entry: Any) -> Step:
-    if not isinstance(entry, list) or not entry or entry[0] not in _STEPS:
+    if not isinstance(entry, list) or not entry or not isinstance(entry[0], str) or entry[0] not in _STEPS:
         raise ScheduleError(f"trace: expected [kind, ...] with a known kind, got {entry!r}")
     step = _STEPS[entry[0]]
     names = fields(step)

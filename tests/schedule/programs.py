@@ -36,7 +36,7 @@ def strides_in_order(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[in
     return tuple(strides)
 
 
-def make_task(
+def plain_task(
     outputs: list[Compute],
     orders: dict[str, tuple[int, ...]] | None = None,
     constants: tuple[str, ...] = (),
@@ -48,7 +48,18 @@ def make_task(
     for tensor in (*dag.placeholders, *dag.outputs):
         order = (orders or {}).get(tensor.name)
         strides[tensor.name] = row_major(tensor.shape) if order is None else strides_in_order(tensor.shape, order)
-    return merge_axes(Task(dag, strides, frozenset(constants), parse_target(target, threads)))
+    return Task(dag, strides, frozenset(constants), parse_target(target, threads))
+
+
+def make_task(
+    outputs: list[Compute],
+    orders: dict[str, tuple[int, ...]] | None = None,
+    constants: tuple[str, ...] = (),
+    threads: int = 2,
+    target: str = "cpu",
+) -> Task:
+    """The canonical form of a task."""
+    return merge_axes(plain_task(outputs, orders, constants, threads, target))
 
 
 def relu(x: Tensor, name: str = "relu") -> Compute:
@@ -182,14 +193,18 @@ def outputs_of(
     return outputs
 
 
-def check(task: Task, trace: Trace, run: Runner = run_interpreted, seed: int = 0) -> LoweredTask:
+def check(
+    task: Task, trace: Trace, run: Runner = run_interpreted, seed: int = 0, scaled_error: float = 2e-6
+) -> LoweredTask:
     """Lower, run, and compare every output with the dag's evaluation."""
     lowered = lower(task, trace)
     inputs = random_inputs(task, seed)
     expected = evaluate(task.dag, inputs)
     for name, actual in outputs_of(task, lowered, inputs, run).items():
         largest = float(np.abs(expected[name]).max())
-        np.testing.assert_allclose(actual, expected[name], rtol=2e-5, atol=2e-6 * max(10.0, largest), err_msg=name)
+        np.testing.assert_allclose(
+            actual, expected[name], rtol=2e-5, atol=scaled_error * max(10.0, largest), err_msg=name
+        )
     return lowered
 
 

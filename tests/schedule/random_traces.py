@@ -10,6 +10,7 @@ from mcompile.errors import ScheduleError
 from mcompile.ir.expr import Cast, Expr, ReduceOp, Unary, UnaryOp, all_of, maximum, minimum, select
 from mcompile.ir.tensor import Compute, Tensor, compute, placeholder, reduce_axis, reduce_over
 from mcompile.schedule.lower import lower
+from mcompile.schedule.merge_axes import merge_axes
 from mcompile.schedule.state import ScheduleState, Stage, apply_step
 from mcompile.schedule.steps import (
     CacheRead,
@@ -29,7 +30,7 @@ from mcompile.schedule.steps import (
     Vectorize,
 )
 from mcompile.schedule.task import Task
-from tests.schedule.programs import F32, conv2d, make_task, matmul, relu, softmax
+from tests.schedule.programs import F32, conv2d, matmul, plain_task, relu, softmax
 
 T = TypeVar("T")
 Choose = Callable[[Sequence[Any]], Any]
@@ -43,10 +44,15 @@ _LARGEST_UNROLL = 64  # copies of a stage's body
 
 def random_task(choose: Choose, target: str = "cpu") -> Task:
     """A task of a random kind and shape; the order in which its arguments lie in memory is random too."""
+    return merge_axes(random_plain_task(choose, target))
+
+
+def random_plain_task(choose: Choose, target: str = "cpu") -> Task:
+    """The same before its axes are merged."""
     outputs, constants = choose(_KINDS)(choose)
     tensors = _reachable(outputs)
     orders = {t.name: _order(choose, len(t.shape)) for t in tensors if not isinstance(t, Compute) or t in outputs}
-    return make_task(outputs, orders, constants if choose([False, True]) else (), target=target)
+    return plain_task(outputs, orders, constants if choose([False, True]) else (), target=target)
 
 
 def _order(choose: Choose, rank: int) -> tuple[int, ...]:
@@ -279,9 +285,9 @@ _KINDS: tuple[Callable[[Choose], Drawn], ...] = (
 
 
 def random_trace(task: Task, choose: Choose, proposals: int = 16) -> Trace:
-    """A trace that lowers: of the proposed steps those that are legal, less the last ones until it does."""
+    """A trace that lowers: of the proposed steps those that are legal after the ones before."""
     state = ScheduleState(task.dag, {c.name: Stage.of(c) for c in task.dag.computes})
-    taken: list[Step] = []
+    taken: Trace = ()
     for _ in range(proposals):
         step = choose(_PROPOSALS)(state, choose)
         if step is None:
@@ -290,10 +296,14 @@ def random_trace(task: Task, choose: Choose, proposals: int = 16) -> Trace:
             apply_step(state, step)
         except ScheduleError:
             continue
-        taken.append(step)
-    while taken and not _lowers(task, tuple(taken)):
-        taken.pop()
-    return tuple(taken)
+        taken = (*taken, step)
+    if _lowers(task, taken):
+        return taken
+    kept: Trace = ()
+    for step in taken:
+        if _lowers(task, (*kept, step)):
+            kept = (*kept, step)
+    return kept
 
 
 def _lowers(task: Task, trace: Trace) -> bool:
@@ -407,13 +417,14 @@ def _propose_layout(state: ScheduleState, choose: Choose) -> Step | None:
 
 
 def _propose_prefetch(state: ScheduleState, choose: Choose) -> Step | None:
-    """Of a tensor that a reduction placed somewhere reads, in any loop around."""
-    stage = _stage(state, choose)
-    if stage.attach is None:
+    """Of a tensor in tiles, by a reduction that is computed inside another stage, in any loop of that."""
+    placed = [stage for stage in state.stages.values() if stage.attach is not None and stage.reduce_axes]
+    if not placed or not state.layouts:
         return None
+    stage = choose(placed)
     target = state.stages[stage.attach.target]
     loops = [*target.loops, *target.fuses]
-    return Prefetch(stage.name, choose(stage.compute.inputs).name, target.name, choose(loops))
+    return Prefetch(stage.name, choose(list(state.layouts)), target.name, choose(loops)) if loops else None
 
 
 def extent_of(stage: Stage, name: str) -> int:
@@ -435,6 +446,6 @@ def extent_of(stage: Stage, name: str) -> int:
 _PROPOSALS: tuple[Callable[[ScheduleState, Choose], Step | None], ...] = (
     *[_propose_split] * 4, *[_propose_fuse] * 2, *[_propose_reorder] * 3, _propose_compute_at,
     *[_propose_consumer] * 4, *[_propose_inline] * 2, *[_propose_cache_write] * 2, _propose_cache_read,
-    *[_propose_rfactor] * 2, *[_propose_vectorize] * 2, _propose_unroll, *[_propose_parallel] * 2, *[_propose_layout] * 2,
-    _propose_prefetch,
+    *[_propose_rfactor] * 2, *[_propose_vectorize] * 2, _propose_unroll, *[_propose_parallel] * 2,
+    *[_propose_layout] * 2, _propose_prefetch,
 )  # fmt: skip

@@ -51,7 +51,8 @@ def build(op: OpDef, sample: Sample, channels_last: bool, target: str) -> tuple[
     attrs = {**op.attrs, **sample.attrs}
     if op.adapt is not None and sample.opset:
         attrs = op.adapt(sample.opset, attrs)
-    inputs, arrays = [], {}
+    inputs: list[Placeholder | None] = []
+    arrays: dict[str, Any] = {}
     for index, array in enumerate(sample.inputs):
         if array is None or index in op.operands:
             inputs.append(None)

@@ -13,7 +13,7 @@ from mcompile.ir.tensor import Axis, Compute
 from mcompile.schedule import steps
 from mcompile.schedule.analysis import address, axis_names, loads_of, stride_along
 from mcompile.schedule.constructed.builder import TraceBuilder
-from mcompile.schedule.constructed.reduction import ReductionPlan, axis_map, plan_reduction
+from mcompile.schedule.constructed.reduction import ReductionPlan, epilogue_loops, plan_reduction
 from mcompile.schedule.steps import Trace
 from mcompile.schedule.task import Task
 
@@ -78,9 +78,8 @@ def _schedule_matmul(builder: TraceBuilder, plan: ReductionPlan, row: Axis, colu
         loops = [names[axis.var] for axis in plan.reduction.axes]
     else:
         acc, out = name, plan.epilogue.name
-        found = axis_map(plan.epilogue, plan.between[-1] if plan.between else plan.reduction)
-        assert found is not None
-        loops = [axis_names(plan.epilogue)[found[dim][0].var] for dim in range(len(plan.reduction.axes))]
+        loop_of = epilogue_loops(builder, plan)
+        loops = [loop_of[axis] for axis in plan.reduction.axes]
     m = builder.split(out, loops[-2], _BLOCK, _TILE)
     n = builder.split(out, loops[-1], _BLOCK, _TILE)
     batch = loops[:-2]

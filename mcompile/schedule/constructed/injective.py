@@ -1,4 +1,4 @@
-"""Loops for a stage without a reduction: memory order outermost to innermost, vectors innermost, the rest in parallel."""
+"""Loops for a stage without a reduction: in memory order, vectors innermost, the rest in parallel."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ for block (parallel): [prologue]  for v.0: for t.0:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import ceil, prod
 
 from mcompile.ir.expr import Binary, BinaryOp, Const, Expr, Load, Var, walk
@@ -26,6 +27,7 @@ from mcompile.schedule.analysis import (
 from mcompile.schedule.constructed.builder import TraceBuilder
 from mcompile.schedule.constructed.injective import memory_order, schedule_in_order
 from mcompile.schedule.constructed.tiles import Loops, RegisterTile, choose_block, choose_tile, column_cycles
+from mcompile.schedule.task import Task
 
 _CACHE_WAYS = 8
 _PAGE_BYTES = 4096
@@ -109,7 +111,7 @@ def _is_complete(consumer: Compute, found: dict[int, tuple[Axis, int, bool]]) ->
 
 
 @dataclass(frozen=True)
-class _Operand:
+class Operand:
     """A load of the reduction, and how its address moves along each axis (None: irregular)."""
 
     load: Load
@@ -121,7 +123,7 @@ class _Operand:
         return self.steps[variable] != 0
 
 
-def _operands(builder: TraceBuilder, plan: ReductionPlan, packed: frozenset[str]) -> list[_Operand]:
+def operands_of(builder: TraceBuilder, plan: ReductionPlan, packed: frozenset[str]) -> list[Operand]:
     compute = plan.reduction
     axes = [axis.var for axis in (*compute.axes, *compute.reduce_axes)]
     found = []
@@ -130,7 +132,7 @@ def _operands(builder: TraceBuilder, plan: ReductionPlan, packed: frozenset[str]
         free = constant or load.source.name in packed
         strides = tuple(range(2, 2 + len(load.indices))) if free else _strides(builder, load.source)
         offset = address(load, strides)
-        found.append(_Operand(load, constant, free, {axis: stride_along(offset, axis) for axis in axes}))
+        found.append(Operand(load, constant, free, {axis: stride_along(offset, axis) for axis in axes}))
     return found
 
 
@@ -149,6 +151,61 @@ def _strides(builder: TraceBuilder, tensor: Tensor) -> tuple[int, ...]:
     return tuple(strides)
 
 
+def epilogue_axes(plan: ReductionPlan) -> dict[int, tuple[Axis, int, bool]]:
+    """Dims of the reduction -> axes of the epilogue, through the stages between, as `axis_map` gives them."""
+    result: dict[int, tuple[Axis, int, bool]] | None = None
+    for producer, consumer in pairwise([plan.reduction, *plan.between, plan.epilogue]):
+        step = axis_map(consumer, producer)
+        assert step is not None
+        if result is None:
+            result = step
+        else:
+            result = {dim: _compose(step, producer, form) for dim, form in result.items()}
+    assert result is not None
+    return result
+
+
+def epilogue_loops(builder: TraceBuilder, plan: ReductionPlan) -> dict[Axis, str]:
+    """The epilogue's loop for each axis of the reduction, splitting where the epilogue interleaves."""
+    out = plan.epilogue.name
+    names = axis_names(plan.epilogue)
+    done: dict[str, list[str]] = {}
+    loop_of: dict[Axis, str] = {}
+    for dim, (axis, divisor, remainder) in epilogue_axes(plan).items():
+        loop = names[axis.var]
+        if divisor > 1:
+            if loop not in done:
+                done[loop] = builder.split(out, loop, divisor)
+            loop = done[loop][1 if remainder else 0]
+        loop_of[plan.reduction.axes[dim]] = loop
+    return loop_of
+
+
+def output_stride(task: Task, plan: ReductionPlan, axis: Axis) -> int:
+    """How far the epilogue's store moves along an axis of the reduction; 0 if unknown."""
+    strides = task.strides.get(plan.epilogue.name)
+    if strides is None:
+        return 0
+    dim = plan.reduction.axes.index(axis)
+    if plan.epilogue is plan.reduction:
+        return strides[dim]
+    found, divisor, remainder = epilogue_axes(plan)[dim]
+    return strides[plan.epilogue.axes.index(found)] * (1 if remainder else divisor)
+
+
+def packed_order(compute: Compute, indices: tuple[Expr, ...], vector: Axis) -> tuple[tuple[int, int], ...] | None:
+    """How a constant's dims are stored: outer dims, tiles of the vector axis, reduced dims, the place in the tile."""
+    if sum(index is vector.var for index in indices) != 1:
+        return None
+    spatial = [axis.var for axis in compute.axes]
+    reduces = [axis.var for axis in compute.reduce_axes]
+    place = indices.index(vector.var)
+    outer = [d for d, i in enumerate(indices) if isinstance(i, Var) and i in spatial and d != place]
+    inner = [d for d in range(len(indices)) if d not in outer and d != place]
+    inner.sort(key=lambda d: _reduce_position(indices[d], reduces))
+    return (*((d, 0) for d in outer), (place, 0), *((d, 0) for d in inner), (place, 1))
+
+
 def schedule_reduction(builder: TraceBuilder, plan: ReductionPlan) -> None:
     """Write the steps for one reduction and its neighbours."""
     _Rule(builder, plan).write()
@@ -162,35 +219,10 @@ class _Rule:
         self.target = builder.task.target
         self.lanes = builder.lanes
         self.packed: dict[str, tuple[int, ...]] = {}  # copies that reorder: their dims, outermost first
-        self.operands = _operands(builder, plan, frozenset())
+        self.operands = operands_of(builder, plan, frozenset())
         self.steps = prod(axis.extent for axis in self.compute.reduce_axes)
 
     # --- choices ---
-
-    def _output_stride(self, axis: Axis) -> int:
-        """How far the epilogue's store moves along an axis of the reduction; 0 if unknown."""
-        strides = self.builder.task.strides.get(self.plan.epilogue.name)
-        if strides is None:
-            return 0
-        if self.plan.epilogue is self.compute:
-            return strides[self.compute.axes.index(axis)]
-        dim = self.compute.axes.index(axis)
-        found = self._axis_map()[dim]
-        return strides[self.plan.epilogue.axes.index(found[0])] * (1 if found[2] else found[1])
-
-    def _axis_map(self) -> dict[int, tuple[Axis, int, bool]]:
-        """Dims of the reduction -> axes of the epilogue, through the stages between."""
-        result: dict[int, tuple[Axis, int, bool]] | None = None
-        chain = [self.compute, *self.plan.between, self.plan.epilogue]
-        for producer, consumer in zip(chain, chain[1:], strict=False):
-            step = axis_map(consumer, producer)
-            assert step is not None
-            if result is None:
-                result = step
-            else:
-                result = {dim: _compose(step, producer, form) for dim, form in result.items()}
-        assert result is not None
-        return result
 
     def _vector_cost(self, axis: Axis) -> float:
         """Estimated work of a vector along `axis`: loads (a gather costs a lane each), the store, unused lanes."""
@@ -200,7 +232,7 @@ class _Rule:
             if step == 0:
                 continue
             cost += 1.0 if operand.is_free or step == 1 else float(self.lanes)
-        if self._output_stride(axis) not in (0, 1):
+        if output_stride(self.builder.task, self.plan, axis) not in (0, 1):
             cost += self.lanes / self.steps
         used = axis.extent / (ceil(axis.extent / self.lanes) * self.lanes)
         return cost / used
@@ -251,7 +283,7 @@ class _Rule:
                 return axis
         return None
 
-    def _crowded_operand(self, vector: Axis | None, tile_axis: Axis | None, tile: RegisterTile) -> _Operand | None:
+    def _crowded_operand(self, vector: Axis | None, tile_axis: Axis | None, tile: RegisterTile) -> Operand | None:
         """An operand whose rows fall into one set of the first-level cache, read often enough to pay for a copy."""
         if vector is None or tile_axis is None or tile.rows <= _CACHE_WAYS or vector.extent < 8 * self.lanes:
             return None
@@ -262,7 +294,7 @@ class _Rule:
                 return operand
         return None
 
-    def _copy_operand(self, operand: _Operand, vector: Axis | None = None) -> None:
+    def _copy_operand(self, operand: Operand, vector: Axis | None = None) -> None:
         """Read an operand through a copy; with `vector`, one that lies contiguous along that axis."""
         source = operand.load.source
         if vector is not None:
@@ -278,7 +310,7 @@ class _Rule:
             self.plan.between,
             (*self.plan.prologue, copy),
         )
-        self.operands = _operands(self.builder, self.plan, frozenset(self.packed))
+        self.operands = operands_of(self.builder, self.plan, frozenset(self.packed))
 
     def _lane_axis(self) -> Axis | None:
         """A reduce axis along which every operand is contiguous or constant."""
@@ -328,7 +360,7 @@ class _Rule:
             loop_of = {axis: names[axis.var] for axis in self.compute.axes}
         else:
             acc, out = name, self.plan.epilogue.name
-            loop_of = self._epilogue_loops(out)
+            loop_of = epilogue_loops(builder, self.plan)
         grid = _Grid(self, out, loop_of, vector, tile_axis, tile)
         parallel_loop, place = grid.write()
         self._write_accumulator(acc, names, vector, tile_axis, tile)
@@ -345,20 +377,6 @@ class _Rule:
         rows = 1 if tile_axis is None else tile_axis.extent
         apart = tile_axis is None or self._reads_apart(tile_axis, vector)
         return choose_tile(rows, vector.extent, self.steps, self.lanes, apart, self.target)
-
-    def _epilogue_loops(self, out: str) -> dict[Axis, str]:
-        """The epilogue's loop for each axis of the reduction, splitting where the epilogue interleaves."""
-        names = axis_names(self.plan.epilogue)
-        done: dict[str, list[str]] = {}
-        loop_of: dict[Axis, str] = {}
-        for dim, (axis, divisor, remainder) in self._axis_map().items():
-            loop = names[axis.var]
-            if divisor > 1:
-                if loop not in done:
-                    done[loop] = self.builder.split(out, loop, divisor)
-                loop = done[loop][1 if remainder else 0]
-            loop_of[self.compute.axes[dim]] = loop
-        return loop_of
 
     def _write_accumulator(
         self, acc: str, names: dict[Var, str], vector: Axis | None, tile_axis: Axis | None, tile: RegisterTile
@@ -434,23 +452,12 @@ class _Rule:
             reads = sum(load.source is source for c in self.builder.task.dag.computes for load in loads_of(c))
             if not operand.is_constant or not operand.moves(vector.var) or reads != 1:
                 continue
-            order = self._packed_order(operand.load.indices, vector)
+            order = packed_order(self.compute, operand.load.indices, vector)
             if order is not None:
                 tiles = tuple(width if index is vector.var else 0 for index in operand.load.indices)
                 self.builder.add(steps.LayoutRewrite(source.name, tiles, order))
                 packed.append(source)
         return packed
-
-    def _packed_order(self, indices: tuple[Expr, ...], vector: Axis) -> tuple[tuple[int, int], ...] | None:
-        if sum(index is vector.var for index in indices) != 1:
-            return None
-        spatial = [axis.var for axis in self.compute.axes]
-        reduces = [axis.var for axis in self.compute.reduce_axes]
-        place = indices.index(vector.var)
-        outer = [d for d, i in enumerate(indices) if isinstance(i, Var) and i in spatial and d != place]
-        inner = [d for d in range(len(indices)) if d not in outer and d != place]
-        inner.sort(key=lambda d: _reduce_position(indices[d], reduces))
-        return (*((d, 0) for d in outer), (place, 0), *((d, 0) for d in inner), (place, 1))
 
 
 def _reduce_position(index: Expr, reduces: list[Var]) -> int:
@@ -508,7 +515,7 @@ class _Grid:
         self.rule, self.builder, self.out = rule, rule.builder, out
         self.loop_of, self.vector, self.tile_axis, self.tile = loop_of, vector, tile_axis, tile
         self.others = [a for a in rule.compute.axes if a is not vector and a is not tile_axis]
-        strides = {axis: rule._output_stride(axis) for axis in self.others}
+        strides = {axis: output_stride(rule.builder.task, rule.plan, axis) for axis in self.others}
         self.others.sort(key=lambda axis: -strides[axis])
         self.row = self._row_axis()
         self.threads = rule.target.threads

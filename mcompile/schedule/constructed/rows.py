@@ -45,9 +45,10 @@ def _reads_rows(analysis: TaskAnalysis, stage: Compute) -> bool:
         if load.source in analysis.stages and list(load.indices[: len(leading)]) != leading:
             return False
         strides = analysis.strides_of(load.source)
-        if stage.reduce_axes and strides is not None and load.source.name not in analysis.constant:
-            if stride_along(address(load, strides), stage.reduce_axes[0].var) not in (0, 1):
-                return False
+        if not stage.reduce_axes or strides is None or load.source.name in analysis.constant:
+            continue
+        if stride_along(address(load, strides), stage.reduce_axes[0].var) not in (0, 1):
+            return False
     return True
 
 

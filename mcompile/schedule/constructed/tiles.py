@@ -23,8 +23,10 @@ _REFILL_BYTES_PER_CYCLE = 20  # from the second-level cache
 
 
 def tile_cycles(rows: int, vectors: int, broadcast: bool, steps: int, target: Target) -> float:
-    """Cycles of one reduction step of a register tile: the slowest of FMA ports, load ports, FMA latency and second-level
-    cache, and a tenth of a cycle for each load, since caches seldom serve at their peak.
+    """Cycles of one reduction step of a register tile.
+
+    The slowest of FMA ports, load ports, FMA latency and second-level cache, and a tenth of a cycle for each load,
+    since caches seldom serve at their peak.
 
     With `broadcast` one operand is a scalar for each row, the other a vector for each column; else each point of the
     tile loads a vector of its own.
@@ -112,7 +114,7 @@ def column_cycles(loops: Loops, target: Target) -> float:
 
 
 def block_cycles(loops: Loops, units: int, target: Target) -> float:
-    """The busiest thread's time where threads share blocks of `units` units of points: every block reads all weights."""
+    """The busiest thread's time where threads share blocks of `units` units: every block reads all weights."""
     size = min(units * loops.unit, loops.points)
     share = ceil(ceil(loops.points / (units * loops.unit)) * loops.batch / target.threads)
     point = loops.cycles / (loops.points * loops.batch)
