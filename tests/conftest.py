@@ -2,11 +2,15 @@
 
 import os
 import random
+from collections.abc import Iterable
+from typing import TypeVar
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+
+T = TypeVar("T")
 
 
 def pytest_addoption(parser):
@@ -17,11 +21,11 @@ def pytest_report_header():
     return f"MCOMPILE_SEED={sample_seed()}"
 
 
-def sample_seed():
+def sample_seed() -> int:
     return int(os.environ.get("MCOMPILE_SEED", "0"))
 
 
-def sampled(config, items, count):
+def sampled(config: pytest.Config, items: Iterable[T], count: int) -> list[T]:
     """`count` of `items`, drawn by MCOMPILE_SEED, in their order; all of them with --full."""
     items = list(items)
     if config.getoption("full") or count >= len(items):

@@ -7,7 +7,21 @@ from dataclasses import dataclass, replace
 from mcompile.dtypes import DType
 from mcompile.errors import InternalError
 from mcompile.ir.expr import Binary, Compare, Expr, Load, Reduce, Select, Var, walk
-from mcompile.ir.stmt import Allocate, Barrier, Block, Buffer, For, ForKind, If, Prefetch, PrimFunc, Scope, Seq, Stmt, Store
+from mcompile.ir.stmt import (
+    Allocate,
+    Barrier,
+    Block,
+    Buffer,
+    For,
+    ForKind,
+    If,
+    Prefetch,
+    PrimFunc,
+    Scope,
+    Seq,
+    Stmt,
+    Store,
+)
 
 
 def verify_func(func: PrimFunc) -> None:

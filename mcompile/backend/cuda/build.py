@@ -19,7 +19,9 @@ def build_cubin(source: str, arch: str, name: str = "kernel") -> bytes:
         options = [f"-arch={arch}".encode(), b"--std=c++17"]
         status = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         if status:
-            raise BuildError(f"{name}: NVRTC rejects the kernel", source=source, log=_text(library, program, "ProgramLog"))
+            raise BuildError(
+                f"{name}: NVRTC rejects the kernel", source=source, log=_text(library, program, "ProgramLog")
+            )
         return _bytes(library, program, "CUBIN")
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
@@ -64,4 +66,9 @@ def _find() -> ctypes.CDLL | None:
 
 def _candidates() -> list[str]:
     wheels = [str(p) for root in sys.path for p in sorted(Path(root or ".").glob("nvidia/*/lib/libnvrtc.so.*"))]
-    return [*(p for p in wheels if "builtins" not in p and ".alt." not in p), "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]
+    return [
+        *(p for p in wheels if "builtins" not in p and ".alt." not in p),
+        "libnvrtc.so.13",
+        "libnvrtc.so.12",
+        "libnvrtc.so",
+    ]

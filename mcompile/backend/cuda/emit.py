@@ -72,7 +72,10 @@ _FUNCTIONS = {
     UnaryOp.ROUND: "rint", UnaryOp.TRUNC: "trunc",
 }  # fmt: skip
 _PRELUDE = """\
-template <class T> __device__ T mc_floordiv(T a, T b) { T q = a / b; return q * b != a && (a < 0) != (b < 0) ? q - 1 : q; }
+template <class T> __device__ T mc_floordiv(T a, T b) {
+    T q = a / b;
+    return q * b != a && (a < 0) != (b < 0) ? q - 1 : q;
+}
 template <class T> __device__ T mc_floormod(T a, T b) { return a - mc_floordiv(a, b) * b; }
 template <class T> __device__ T mc_max(T a, T b) { return a != a || a > b ? a : b; }
 template <class T> __device__ T mc_min(T a, T b) { return a != a || a < b ? a : b; }

@@ -60,7 +60,8 @@ def plan_reduction(analysis: TaskAnalysis, reduction: Compute, taken: set[str]) 
     prologue = tuple(
         source
         for source in reduction.inputs
-        if isinstance(source, Compute) and source in analysis.stages and _is_prologue(analysis, source, reduction)
+        if isinstance(source, Compute) and source in analysis.stages and source.name not in taken
+        if _is_prologue(analysis, source, reduction)
     )
     return ReductionPlan(reduction, chain[-1], tuple(chain[1:-1]), prologue)
 
