@@ -1,4 +1,4 @@
-"""python -m benchmarks.zoo [--threads 1 2] [--models NAME ...] [--repeat N] [--json]
+"""python -m benchmarks.zoo [--threads 1 2] [--models NAME ...] [--group zoo|light] [--repeat N] [--json | --markdown]
 
 Every model against onnxruntime, untuned: outputs compared, latency measured in alternating blocks, each engine in a
 process of its own. Prints a table (or JSON lines), then the geometric mean and the worst ratio of each group.
@@ -67,6 +67,30 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return summary
 
 
+def format_markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """A line a model: milliseconds of both engines and the ratio, for each number of threads."""
+    counts = sorted({row["threads"] for row in rows})
+    by_place = {(row["model"], row["threads"]): row for row in rows}
+    names = list(dict.fromkeys(row["model"] for row in rows))
+    heads = [f"{engine}, {count} T" for count in counts for engine in ("mcompile ms", "onnxruntime ms", "ratio")]
+    lines = ["| model | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    for name in names:
+        cells = [cell for count in counts for cell in _cells(by_place[name, count])]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    for entry in summarise(rows):
+        if "geomean" in entry:
+            worst = f"worst {entry['worst']:.2f} ({entry['worst_model']})"
+            group = f"{entry['group']}, {entry['threads']} threads"
+            lines.append(f"\n{group}: geometric mean **{entry['geomean']:.2f}**, {worst}, {entry['models']} models.")
+    return "\n".join(lines)
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, str, str]:
+    if not row["speedup"]:
+        return "-", "-", "-"
+    return f"{row['mcompile_ms']:.2f}", f"{row['onnxruntime_ms']:.2f}", f"{row['speedup']:.2f}"
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo", description=__doc__.split("\n\n")[1])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
@@ -74,6 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--group", choices=["zoo", "light"], help="only this group")
     parser.add_argument("--repeat", type=int, default=40, help="least timed runs of each engine (default: 40)")
     parser.add_argument("--json", action="store_true", help="JSON lines, the summary last")
+    parser.add_argument("--markdown", action="store_true", help="end with the table that README shows")
     options = parser.parse_args(argv)
     if find_zoo() is None:
         print("no zoo on this machine (MCOMPILE_ZOO): only the light models are measured", file=sys.stderr)
@@ -88,6 +113,8 @@ def main(argv: list[str] | None = None) -> int:
             print(json.dumps(rows[-1]) if options.json else format_row(rows[-1]), flush=True)
     for entry in summarise(rows):
         print(json.dumps(entry) if options.json else _format_summary(entry))
+    if options.markdown:
+        print(f"\n{format_markdown(rows)}")
     return 0 if all(row["ok"] for row in rows) else 1
 
 

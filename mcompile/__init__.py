@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         get_device,
     )
     from mcompile.session import InferenceSession
+    from mcompile.tuner import tune
 
 __version__ = "0.1.0"
 _RUNTIME = (
@@ -38,6 +39,7 @@ _RUNTIME = (
 _HOMES = {
     "CompileOptions": ("mcompile.driver", "CompileOptions"),
     "compile": ("mcompile.driver", "compile_model"),
+    "tune": ("mcompile.tuner", "tune"),
     "InferenceSession": ("mcompile.session", "InferenceSession"),
     **{name: ("mcompile.runtime", name) for name in _RUNTIME},
 }
@@ -54,6 +56,7 @@ __all__ = [
     "compile",
     "get_available_providers",
     "get_device",
+    "tune",
 ]
 
 

@@ -38,10 +38,11 @@ _TASKS_WORTH_A_WORKER = 3  # fewer are built sooner than a worker has started
 
 @dataclass(frozen=True)
 class BuildJob:
-    """`name` is the first kernel's; more of the same task get a number behind it."""
+    """`name` is the first kernel's; more of the same task get a number behind it. No `trace`: one is constructed."""
 
     name: str
     task: Task
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class BuiltTask:
 def build_task(job: BuildJob) -> BuiltTask:
     """Schedule, lower and build one task. Raises BuildError; an InternalError says which task it was."""
     try:
-        trace = construct(job.task)
+        trace = construct(job.task) if job.trace is None else job.trace
         lowered = lower(job.task, trace, job.name)
         kernels = [build_kernel(func, job.task.target) for func in lowered.funcs]
         flops = _flops_of_funcs(job.task.dag, lowered.funcs)

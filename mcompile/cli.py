@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from mcompile import __version__
-from mcompile.cli_db import db_app
+from mcompile.cli_db import db_app, existing_databases
 from mcompile.cli_io import (
     AsJson,
     Dims,
@@ -72,12 +72,17 @@ def compile_command(
     exact: Exact = False,
     shape: Shapes = None,
     dim: Dims = None,
+    db: Annotated[
+        list[Path] | None, typer.Option("--db", metavar="F", help="Take schedules from a tuning database.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compile MODEL into one .mcm file."""
     from mcompile import driver
 
-    options = driver.CompileOptions(target, threads, parse_shapes(shape), parse_dims(dim), workers, exact=exact)
+    databases = existing_databases(db or ())
+    shapes, dims = parse_shapes(shape), parse_dims(dim)
+    options = driver.CompileOptions(target, threads, shapes, dims, workers, databases=databases, exact=exact)
     path = output or model.with_suffix(".mcm")
     with shown_progress() as progress:
         summary = driver.compile_file(model, path, options, progress)

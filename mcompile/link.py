@@ -100,7 +100,7 @@ class _ConstantBlob:
     def _append(self, array: Array) -> int:
         offset = -(-self.size_bytes // ALIGNMENT) * ALIGNMENT
         self.file.write(bytes(offset - self.size_bytes))
-        self.file.write(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+        self.file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         self.size_bytes = offset + array.nbytes
         return offset
 

@@ -1,6 +1,4 @@
-"""Whole models against onnxruntime. Which of the zoo's are run is drawn by MCOMPILE_SEED; models/ are run always."""
-
-import random
+"""Whole models against onnxruntime: a sample of the zoo's drawn by MCOMPILE_SEED, all of them with --full."""
 
 import onnx
 import pytest
@@ -9,16 +7,22 @@ from benchmarks.light_models import light_names
 from benchmarks.zoo_models import find_zoo, light
 from mcompile.compare.comparison import CompareOptions, compare
 from mcompile.driver import CompileOptions
-from models import build_model
-from tests.conftest import sample_seed
+from models import MODELS, build_model
+from tests.conftest import sampled
 
 ZOO = find_zoo()
-ZOO_SAMPLE = 4
+ZOO_SAMPLE = 5
 LIGHT_SAMPLE = 2
+MODELS_SAMPLE = 3
 
 
-def sample(names, count):
-    return sorted(random.Random(sample_seed()).sample(names, min(count, len(names))))
+def pytest_generate_tests(metafunc):
+    if "zoo_name" in metafunc.fixturenames:
+        metafunc.parametrize("zoo_name", sampled(metafunc.config, ZOO.names() if ZOO else [], ZOO_SAMPLE))
+    if "light_name" in metafunc.fixturenames:
+        metafunc.parametrize("light_name", sampled(metafunc.config, light_names(), LIGHT_SAMPLE))
+    if "model_name" in metafunc.fixturenames:
+        metafunc.parametrize("model_name", sampled(metafunc.config, sorted(MODELS), MODELS_SAMPLE))
 
 
 def assert_agrees(path, dims=None):
@@ -30,22 +34,18 @@ def assert_agrees(path, dims=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dcgan", "mobilenet_v2", "resnet18"])
-def test_models_agree(name, tmp_path):
-    onnx.save(build_model(name), tmp_path / f"{name}.onnx")
-    assert_agrees(tmp_path / f"{name}.onnx")
+def test_models_agree(model_name, tmp_path):
+    onnx.save(build_model(model_name), tmp_path / f"{model_name}.onnx")
+    assert_agrees(tmp_path / f"{model_name}.onnx")
 
 
 @pytest.mark.slow
-@pytest.mark.zoo
-@pytest.mark.skipif(ZOO is None, reason="no zoo on this machine: set MCOMPILE_ZOO")
-@pytest.mark.parametrize("name", sample(ZOO.names(), ZOO_SAMPLE) if ZOO else [])
-def test_zoo_models_agree(name):
-    model = ZOO.model(name)
+@pytest.mark.zoo  # skipped where there is none: set MCOMPILE_ZOO
+def test_zoo_models_agree(zoo_name):
+    model = ZOO.model(zoo_name)
     assert_agrees(model.path, model.dims)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sample(light_names(), LIGHT_SAMPLE))
-def test_light_models_agree(name):
-    assert_agrees(light(name).path)
+def test_light_models_agree(light_name):
+    assert_agrees(light(light_name).path)

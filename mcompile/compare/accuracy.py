@@ -14,6 +14,7 @@ Array = NDArray[Any]
 DEFAULT_RTOL = 1e-3
 DEFAULT_CHANNEL_ATOL = 1e-4  # times the largest magnitude of the element's channel
 DEFAULT_SCALED = 1e-4  # of max|a - b| / max|b| over an output
+_ROUNDINGS = 4  # of the output's own element type are always allowed by default: this counts for 16-bit floats
 
 
 @dataclass(frozen=True)
@@ -21,18 +22,22 @@ class Tolerance:
     """An element a agrees with its reference b when |a - b| <= rtol * |b| + atol.
 
     Without `atol` it is 1e-4 of the largest |b| in the element's channel (axis 1 of a tensor of three dims or more,
-    else the whole tensor), and the whole output must also have max|a - b| <= 1e-4 * max|b|. Integers and booleans
-    must be equal.
+    else the whole tensor), and the whole output must also have max|a - b| <= 1e-4 * max|b|; of 16-bit floats these
+    bounds are four roundings. Integers and booleans must be equal.
     """
 
     rtol: float = DEFAULT_RTOL
     atol: float | None = None
 
-    def absolute(self, reference: Array) -> Array:
-        """The absolute part for each element, broadcastable to `reference`'s shape."""
+    def relative(self, dtype: np.dtype[Any]) -> float:
+        """What `rtol` comes to for outputs of a floating type."""
+        return self.rtol if self.atol is not None else max(self.rtol, _roundings(dtype))
+
+    def absolute(self, magnitude: Array, dtype: np.dtype[Any]) -> Array:
+        """The absolute part for each element, broadcastable to the shape of the reference's `magnitude`."""
         if self.atol is not None:
             return np.float64(self.atol) + np.zeros((), np.float64)
-        return DEFAULT_CHANNEL_ATOL * _channel_magnitude(reference)
+        return max(DEFAULT_CHANNEL_ATOL, _roundings(dtype)) * _channel_magnitude(magnitude)
 
 
 @dataclass(frozen=True)
@@ -63,12 +68,12 @@ def output_error(name: str, got: Array, reference: Array, tolerance: Tolerance) 
     difference = np.abs(np.where(finite, _wide(got), 0.0) - expected)
     magnitude = np.abs(expected)
     exact = reference.dtype.kind in "biu"
-    absolute = np.zeros(()) if exact else tolerance.absolute(magnitude)
-    rtol = 0.0 if exact else tolerance.rtol
+    absolute = np.zeros(()) if exact else tolerance.absolute(magnitude, reference.dtype)
+    rtol = 0.0 if exact else tolerance.relative(reference.dtype)
     outside = difference > rtol * magnitude + absolute
     max_abs = _largest(difference)
     scaled = max_abs / largest if (largest := _largest(magnitude)) else max_abs
-    fine_scale = exact or tolerance.atol is not None or scaled <= DEFAULT_SCALED
+    fine_scale = exact or tolerance.atol is not None or scaled <= max(DEFAULT_SCALED, _roundings(reference.dtype))
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(difference > absolute, (difference - absolute) / magnitude, 0.0)
     return OutputError(
@@ -115,6 +120,12 @@ def _mismatch(got: Array, reference: Array) -> str:
     if not np.isfinite(wide[~special]).all():
         return "got NaN or infinity where the reference is finite"
     return ""
+
+
+def _roundings(dtype: np.dtype[Any]) -> float:
+    """A few units in the last place of a floating type, relative to 1."""
+    bits = {"float16": 10, "bfloat16": 7, "float64": 52}.get(dtype.name, 23)
+    return float(_ROUNDINGS * 2.0**-bits)
 
 
 def _wide(array: Array) -> Array:

@@ -236,7 +236,7 @@ class _Assignment:
         """The views, one the only consumer of the other, that start at `value`; adds their storage to `storage`."""
         chain: list[Node] = []
         node = self.only_consumer(value)
-        while node is not None and self.maps_one(node):
+        while node is not None and node.inputs[0] in storage and self.maps_one(node):
             found = self.viewed(node, storage)
             if found is None:
                 break

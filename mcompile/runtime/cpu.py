@@ -17,10 +17,19 @@ from mcompile.runtime.walker import Job
 
 
 class LoadedKernels:
-    """Kernels run one after the other, each on its own buffers (parameters in order), in parallel where they are."""
+    """Kernels run one after the other, each on its own buffers (parameters in order), in parallel where they are.
 
-    def __init__(self, kernels: Sequence[Kernel], buffers: Sequence[Sequence[Array]], threads: int = 1) -> None:
-        self._code = LoadedCode(kernels)
+    A kernel may stand there more than once. `code`: where it has been loaded already.
+    """
+
+    def __init__(
+        self,
+        kernels: Sequence[Kernel],
+        buffers: Sequence[Sequence[Array]],
+        threads: int = 1,
+        code: LoadedCode | None = None,
+    ) -> None:
+        self._code = code or LoadedCode(tuple({kernel.name: kernel for kernel in kernels}.values()))
         self._buffers = [list(arrays) for arrays in buffers]
         flat = [array for arrays in self._buffers for array in arrays]
         calls, first = [], 0

@@ -78,3 +78,10 @@ def test_worst_of_keeps_the_worst_of_each_figure():
     worst = worst_of([error_of(REFERENCE), bad])
     assert not worst.ok
     assert worst.max_abs_error == bad.max_abs_error
+
+
+def test_half_precision_is_allowed_its_own_roundings():
+    reference = np.array([[1.0, 2.0]], np.float16)
+    assert error_of(reference * np.float16(1.002), reference).ok
+    assert not error_of(reference * np.float16(1.01), reference).ok
+    assert not error_of(reference * np.float16(1.002), reference, Tolerance(rtol=1e-3, atol=0.0)).ok

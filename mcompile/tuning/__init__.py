@@ -1,0 +1,1 @@
+"""Tuning: search spaces derived from tasks, a learned cost model, evolutionary search, measuring and records."""
