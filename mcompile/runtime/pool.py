@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import cache
 
 import llvmlite.binding as llvm
@@ -62,10 +63,34 @@ class Pool:
                 thread.start()
                 self._threads.append(thread)
                 self.state.workers = self.workers
+                self._caller_core = -1
+
+    def spread(self) -> None:
+        """Keep workers off the core that the caller is on: left alone, a kernel often puts both on one.
+
+        Cheap while the caller stays where it is. Each worker is bound to a core of its own, next to the caller's.
+        """
+        core = self._current_core()
+        if core != self._caller_core:
+            self._caller_core = core
+            self._bind_workers(core)
+
+    def _bind_workers(self, core: int) -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        if core not in cores or len(cores) < 2:
+            return
+        after = cores.index(core) + 1
+        others = [*cores[after:], *cores[: after - 1]]
+        for position, thread in enumerate(self._threads):
+            if thread.native_id is not None:
+                with suppress(OSError):  # a core taken away meanwhile, or a worker gone home
+                    os.sched_setaffinity(thread.native_id, {others[position % len(others)]})
 
     def run(self, job: Job) -> int:
         """Run a job to its end; returns the number of threads it had."""
         self.ensure(job.threads)
+        if self.workers:
+            self.spread()
         return self.walker.run(self.state_address, ctypes.addressof(job))
 
     def close(self) -> None:
@@ -89,7 +114,9 @@ class Pool:
         self._threads = []
         self._lock = threading.Lock()
         self.workers = 0
+        self._caller_core = -1  # where the workers were placed around
         libc = ctypes.CDLL(None)
+        self._current_core = libc.sched_getcpu if sys.platform.startswith("linux") else _no_core
         self.state.syscall = _function_address(libc.syscall)
         self.state.sched_yield = _function_address(libc.sched_yield)
         self.state.clock_gettime = _function_address(libc.clock_gettime)
@@ -111,6 +138,10 @@ def _measure_pause(walker: Walker) -> float:
         walker.spin(_CALIBRATION_PAUSES)
         best = min(best, time.perf_counter() - start)
     return best / _CALIBRATION_PAUSES
+
+
+def _no_core() -> int:
+    return -1
 
 
 def _function_address(function: object) -> int:

@@ -114,6 +114,8 @@ class InferenceSession:
         pool = self._pool
         if pool.workers < self.threads - 1:  # in a forked child
             pool.ensure(self.threads)
+        if self.threads > 1:
+            pool.spread()
         lease = self._take_lease()
         try:
             lease.execute(self._walk, pool.state_address, inputs, outputs)
@@ -170,6 +172,7 @@ class InferenceSession:
         seconds = []
         try:
             for _ in range(warmup + repeat):
+                self._pool.spread()
                 start = time.perf_counter()
                 runs.append(lease.profile(self._walk, self._pool.state_address, inputs, outputs))
                 seconds.append(time.perf_counter() - start)

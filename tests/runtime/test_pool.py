@@ -346,3 +346,16 @@ def test_any_table_gives_what_its_calls_in_order_give(table: list[Any], threads:
     result = InferenceSession(artifact, threads=threads).run(None, {"x": memory})[0]
     _simulate(table, memory)
     assert np.array_equal(result, memory)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_workers_stay_off_the_callers_core(monkeypatch):
+    pool = process_pool()
+    pool.ensure(2)
+    worker = next(thread for thread in threading.enumerate() if thread.name == "mcompile-1")
+    for core in sorted(os.sched_getaffinity(0))[:2]:
+        monkeypatch.setattr(pool, "_current_core", lambda core=core: core)
+        pool.spread()
+        bound = os.sched_getaffinity(worker.native_id)
+        assert len(bound) == 1
+        assert bound.isdisjoint({core})
