@@ -77,7 +77,8 @@ def tune_command(
     )
     compiling = driver.CompileOptions("cpu", threads, parse_shapes(shape), parse_dims(dim), workers, exact=exact)
     with Database(db or default_path()) as database, _view(names, budget) as (progress, view):
-        request = tuner.TuneRequest(compiling, options, database, (view,))
+        model_path = (db or default_path()).with_suffix(".model.json")
+        request = tuner.TuneRequest(compiling, options, database, model_path, (view,))
         result = tuner.tune_models(models, names, request, progress)
     paths = _save(result.models, output)
     if report is not None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from mcompile.backend.cpu.peak import Peak, measure_peak
@@ -25,6 +26,7 @@ from mcompile.runtime import InferenceSession
 from mcompile.runtime.artifact import Artifact
 from mcompile.schedule.steps import Trace
 from mcompile.target import parse_target
+from mcompile.tuning.cost_model import XGBoostModel
 from mcompile.tuning.measure import LocalBuilder, LocalRunner
 from mcompile.tuning.records import Database, TuningDatabase, default_path
 from mcompile.tuning.tune import Budget, Callback, TuneOptions, TuneReport, TuneTask
@@ -33,7 +35,7 @@ from mcompile.tuning.tune import tune as tune_tasks
 Array = NDArray[Any]
 Progress = Callable[[str], None]
 
-_PROFILE_BLOCKS, _PROFILE_RUNS = 6, 4
+_PROFILE_BLOCKS, _PROFILE_RUNS = 8, 4
 _RACE_BLOCKS, _BLOCK_SECONDS = 10, 0.15
 _MOST_BLOCK_RUNS = 50
 
@@ -106,11 +108,12 @@ def _finite(value: float) -> float | None:
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """What to tune and how. `options.peak` is measured if it is None."""
+    """What to tune and how. `options.peak` is measured if it is None; `model_path` needs an XGBoostModel."""
 
     compile: CompileOptions = field(default_factory=CompileOptions)
     options: TuneOptions = field(default_factory=TuneOptions)
     database: TuningDatabase | None = None  # default: the cache's
+    model_path: Path | None = None  # where the cost model's trees are kept from one tuning to the next
     callbacks: tuple[Callback, ...] = ()
 
 
@@ -145,16 +148,32 @@ def tune_models(
     options = request.options
     peak = options.peak or measure_peak(parse_target("cpu"), request.compile.resolved_threads)
     database = request.database if request.database is not None else Database(default_path())
+    _load_model(request)
     progress("")
     with LocalBuilder(request.compile.resolved_workers) as builder, LocalRunner() as runner:
         tasks = tasks_of(programs)
         report = tune_tasks(tasks, replace(options, peak=peak), database, builder, runner, request.callbacks)
+    _save_model(request)
     traces = {key: trace for key, (trace, _) in report.best.items()}
     results = [
         _Finish(name, program, traces, request.compile, progress).run()
         for name, program in zip(names, programs, strict=True)
     ]
     return TuneResult(report, tuple(results), peak, time.perf_counter() - start)
+
+
+def _load_model(request: TuneRequest) -> None:
+    """A file that is none, or of other features, is as good as no file: it is written anew."""
+    model, path = request.options.model, request.model_path
+    if isinstance(model, XGBoostModel) and path is not None and path.exists():
+        with suppress(OptionError):
+            model.load(path)
+
+
+def _save_model(request: TuneRequest) -> None:
+    model, path = request.options.model, request.model_path
+    if isinstance(model, XGBoostModel) and path is not None and model.fits:
+        model.save(path)
 
 
 def tasks_of(programs: Sequence[Program]) -> list[TuneTask]:
@@ -237,8 +256,8 @@ class _Finish:
             for side in (0, 1) if block % 2 == 0 else (1, 0):
                 for key, value in _seconds_by_task(sessions[side], feeds, owners[side]).items():
                     seconds[side].setdefault(key, []).append(value)
-        medians = [{key: float(np.median(values)) for key, values in each.items()} for each in seconds]
-        return {key for key in changed if medians[1].get(key, np.inf) < medians[0].get(key, 0.0)}
+        least = [{key: min(values) for key, values in each.items()} for each in seconds]
+        return {key for key in changed if least[1].get(key, math.inf) < least[0].get(key, 0.0)}
 
 
 def _owner_of_kernels(built: Mapping[str, BuiltTask]) -> dict[str, str]:
@@ -252,7 +271,7 @@ def _seconds_by_task(
     for call in session.profile(feeds, _PROFILE_RUNS).calls:
         key = owners.get(call.kernel)
         if key is not None:
-            found[key] = found.get(key, 0.0) + call.seconds
+            found[key] = found.get(key, 0.0) + call.min_seconds  # other programs only ever add to it
     return found
 
 

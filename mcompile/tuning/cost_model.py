@@ -6,7 +6,9 @@ for one that failed, so that one model serves all tasks.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,7 @@ from mcompile.tuning.features import FEATURE_VERSION, Features
 
 Floats = NDArray[np.float64]
 FORMAT_VERSION = 1
+_SHIPPED = Path(__file__).with_name("pretrained.json")
 
 
 class CostModel(Protocol):
@@ -79,7 +82,7 @@ class BoostingOptions:
     bins: int = 64
     rate: float = 0.2
     least_programs: int = 24  # known before the first fit
-    growth: float = 0.2  # by how much the data must have grown for another fit
+    growth: float = 0.3  # by how much the data must have grown for another fit
     most_programs: int = 8192  # that a fit sees
     most_prior_rounds: int = 400  # a longer history is only used until the first fit
 
@@ -110,8 +113,8 @@ class _Samples:
 class XGBoostModel:
     """Boosted trees on per-store features (Ansor, section 5.2): squared error weighted by the label.
 
-    Fitted anew when the data has grown by a fifth, so that a long tuning spends little on fits. The result depends on
-    the data and the order in which it came only.
+    Fitted anew when the data has grown by a third or so, so that a long tuning spends little on fits. The result
+    depends on the data and the order in which it came only.
     """
 
     def __init__(self, options: BoostingOptions | None = None, seed: int = 0) -> None:
@@ -201,7 +204,12 @@ class XGBoostModel:
             raise OptionError("cost model: nothing was learned yet")
         trees = json.loads(bytes(self._booster.save_raw("json")))
         data = {"format": FORMAT_VERSION, "features": FEATURE_VERSION, "columns": self._columns, "trees": trees}
-        path.write_text(json.dumps(data, separators=(",", ":")))
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            part.write_text(json.dumps(data, separators=(",", ":")))
+            part.replace(path)
+        except OSError as error:
+            raise OptionError(f"cost model {path}: cannot write it: {error.strerror or error}") from error
 
     def load(self, path: Path) -> None:
         """Read trees that `save` wrote: used as they are, later what fits go on from. Raises OptionError."""
@@ -220,6 +228,14 @@ class XGBoostModel:
             raise OptionError(f"cost model {path}: cannot read it: {error}") from error
         self._booster, self._columns = booster, columns
         self._prior = booster if booster.num_boosted_rounds() <= self.options.most_prior_rounds else None
+
+
+def shipped_model(seed: int = 0) -> XGBoostModel:
+    """A model that has seen other networks' tasks; one that knows nothing if none is shipped for these features."""
+    model = XGBoostModel(seed=seed)
+    with contextlib.suppress(OptionError):
+        model.load(_SHIPPED)
+    return model
 
 
 def _thinned(

@@ -352,8 +352,7 @@ def _footprint(access: Access, spans: Array) -> Array:
     """Bytes of the cache lines that are touched at each level."""
     if not len(access.shape):
         return np.full(spans.shape[1:], _LINE)
-    windows = np.tensordot(access.steps, spans - 1.0, axes=(1, 0))
-    windows += 1.0
+    windows = access.windows(spans)
     np.minimum(windows, access.shape[:, None, None], out=windows)
     size = float(access.bytes)
     if access.is_packed:

@@ -16,7 +16,7 @@ from mcompile.tuning.draft import Block, Draft, NestFacts, draft_nest, measure_b
 from mcompile.tuning.sketch import Matrix, Size
 from mcompile.tuning.structure import Array, Measured, Nest, Structure
 
-FEATURE_VERSION = 1
+FEATURE_VERSION = 2
 _BUFFERS = 5
 _CURVE = 8
 _MAX_CODE = 2500.0  # estimated vector instructions of a program, above those with all tiles of one point

@@ -439,22 +439,29 @@ def _strided(operands: list[Operand], axis: Axis) -> tuple[str, ...] | None:
 # --- reductions along contiguous memory: vectors of partial results ---
 
 
-def _write_partial(builder: TraceBuilder, name: str, axis: str, extent: int, vectors: int) -> None:
-    """rfactor `axis` into `vectors` vectors of partial results, and write both stages' loops."""
+def _write_partial(builder: TraceBuilder, name: str, axis: str, extent: int, vectors: int, copied: bool = False) -> str:
+    """rfactor `axis` into `vectors` vectors of partial results, and write both stages' loops; gives the second.
+
+    With `copied`, the second is not `name` itself, which copies it.
+    """
     lanes = builder.lanes
     builder.add(steps.Rfactor(name, axis, lanes * vectors))
-    partial = f"{name}_rf"
+    partial, final = f"{name}_rf", name
+    if copied:
+        builder.add(steps.CacheWrite(name))
+        final = f"{name}_acc"
     stage = builder.stage(partial)
     count = -(-extent // (lanes * vectors))
     if extent % (lanes * vectors) and count > 1:  # the guarded last step runs on its own
         builder.split(partial, axis, count - 1)
     lane = stage.spatial_axes[-1]
     builder.reorder(partial, [*(loop for loop in builder.loops(partial) if loop != lane), lane])
-    for written, loop in ((partial, lane), (name, builder.loops(name)[-1])):
+    for written, loop in ((partial, lane), (final, builder.loops(final)[-1])):
         if vectors > 1:
             outer, loop = builder.split(written, loop, lanes)
             builder.unroll(written, outer)
         builder.vectorize(written, loop)
+    return final
 
 
 def _partial_choice(name: str, extent: int, lanes: int) -> Choice:
@@ -490,17 +497,8 @@ class LaneReduction:
         for stage in (*plan.between, *plan.prologue):
             builder.inline(stage)
         axis = axis_names(plan.reduction)[self.axis.var]
-        _write_partial(builder, name, axis, self.axis.extent, values[f"{name}.partial"])
-        if plan.epilogue is plan.reduction:
-            builder.add(steps.CacheWrite(name))
-            inner, out = f"{name}_acc", name
-            lane = builder.loops(inner)[-1]
-            if values[f"{name}.partial"] > 1:
-                outer, lane = builder.split(inner, lane, builder.lanes)
-                builder.unroll(inner, outer)
-            builder.vectorize(inner, lane)
-        else:
-            inner, out = name, plan.epilogue.name
+        copied, out = plan.epilogue is plan.reduction, plan.epilogue.name
+        inner = _write_partial(builder, name, axis, self.axis.extent, values[f"{name}.partial"], copied)
         loops = list(builder.loops(out))
         if not loops:
             return

@@ -73,7 +73,8 @@ class EvolutionOptions:
     generations: int = 3
     mutation: float = 0.85  # of the children, the others are crossed
     kept_arms: int = 2  # structures of the fastest points
-    new_arms: int = 2  # structures not measured yet; twice as many while nothing was measured
+    new_arms: int = 2  # structures not measured yet; twice as many while nothing was measured, later half as many
+    explored: int = 32  # measured points of a task after which half as many new structures are looked at
     explored_share: float = 0.15  # of a batch: the best points of new structures
     epsilon: float = 0.05  # of a batch: points at random
     local_share: float = 0.3  # of a batch: neighbours of the best points
@@ -168,6 +169,8 @@ class _Round:
         ran = sorted((cost, arm) for arm, cost in known.items() if math.isfinite(cost))
         kept = [arm for _, arm in ran[: self.options.kept_arms]]
         wanted = self.options.new_arms * (1 if kept else 2)
+        if kept and len(self.measured.costs) >= self.options.explored:
+            wanted = (wanted + 1) // 2
         new: list[Arm] = []
         order = [int(number) for _ in range(4) for number in self.random.permutation(len(self.sketches))]
         for number in order:
@@ -190,13 +193,13 @@ class _Round:
         return values[self.sketches[number].legal(values)]
 
     def draft(self, arm: Arm, arms: int) -> _Population:
-        """The better part of a random sample, by the cheap estimate."""
+        """The better part of a random sample, by the cheap estimate, and the best measured points."""
         sketch = self.sketches[arm[0]]
         values = self.in_arm(arm, sketch.sample(self.random, self.options.drafted // arms))
         self.random.shuffle(values)
         seconds = sketch.draft_seconds(values)
-        best = np.argsort(seconds, kind="stable")[: max(4, self.options.population // arms)]
-        return self.scored(arm, values[best])
+        best = values[np.argsort(seconds, kind="stable")[: max(4, self.options.population // arms)]]
+        return self.scored(arm, np.unique(np.concatenate([best, self.measured_in(arm)]), axis=0))
 
     def scored(self, arm: Arm, values: Matrix) -> _Population:
         """Scores by the draft estimate and by the model, which counts the more the more is known of the task."""
@@ -218,7 +221,6 @@ class _Round:
 
     def evolve(self, population: dict[Arm, _Population]) -> dict[Arm, _Population]:
         """The best of some generations, measured ones among them."""
-        population = {arm: self.with_measured(arm, each) for arm, each in population.items()}
         population = {arm: each for arm, each in population.items() if len(each.values)}
         for _ in range(self.options.generations if population else 0):
             for arm, children in self.children(population).items():
@@ -226,12 +228,11 @@ class _Round:
             population = self.shrunk(population)
         return population
 
-    def with_measured(self, arm: Arm, population: _Population) -> _Population:
+    def measured_in(self, arm: Arm) -> Matrix:
+        """The best measured points of an arm."""
         count = max(4, self.options.population // 8)
         own = [values for _, (number, values) in self.measured.best(count) if self.arm_of((number, values)) == arm]
-        if not own:
-            return population
-        return _merged(population, self.scored(arm, np.array(own, np.int64).reshape(len(own), -1)))
+        return np.array(own, np.int64).reshape(len(own), self.sketches[arm[0]].columns)
 
     def children(self, population: dict[Arm, _Population]) -> dict[Arm, Matrix]:
         """New legal points: parents are drawn by rank over all arms."""
@@ -290,7 +291,7 @@ class _Round:
     def at_random(self, arms: Sequence[Arm] = ()) -> list[Point]:
         """Any legal points that were not measured: of one of the arms, or if there is none of one sketch."""
         if arms:
-            arm = arms[self.random.integers(0, len(arms))]
+            arm = arms[int(self.random.integers(0, len(arms)))]
             number, rows = arm[0], self.in_arm(arm, self.sketches[arm[0]].sample(self.random, 16))
         else:
             number = int(self.random.integers(0, len(self.sketches)))

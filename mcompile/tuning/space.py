@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
+from math import prod
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from mcompile.errors import McompileError, ScheduleError
+from mcompile.ir.expr import Binary, BinaryOp, Const, walk
 from mcompile.schedule.constructed import construct
 from mcompile.schedule.constructed.builder import TraceBuilder
+from mcompile.schedule.constructed.winograd import VARIANT, plan_winograd, schedule_winograd
 from mcompile.schedule.lower import lower
+from mcompile.schedule.state import Stage
 from mcompile.schedule.steps import LayoutRewrite, Prefetch, Split, Step, Trace, Variant, Vectorize
 from mcompile.schedule.task import Task
 from mcompile.schedule.variants import make_variant, variant_names
@@ -60,13 +66,33 @@ class TracePart:
                 last = f"{step.iterator}.{len(step.factors)}"
                 fixed = step.factors[-1] if (step.stage, last) in vectors else 0
                 count = len(step.factors) - bool(fixed)
-                if step.iterator in stage.axes and count:
-                    extent = -(-stage.axes[step.iterator].extent // max(1, fixed))
+                if count and not _interleaves(builder, step):
+                    extent = -(-_extent_of(stage, step.iterator) // max(1, fixed))
                     key = f"{number}.{step.stage}.{step.iterator}"
                     product = int(np.prod(step.factors[:count]))
                     found[number] = (TileSizes(key, max(extent, product), count + 1, max(extent, product)), fixed)
             builder.add(step)
-        return found
+        return {number: sizes for number, sizes in found.items() if self._is_in_order(builder, number)}
+
+    def _is_in_order(self, builder: TraceBuilder, number: int) -> bool:
+        """Whether the outer loops of a split stand outside its inner ones, so that any factor will do."""
+        step = self.trace[number]
+        assert isinstance(step, Split)
+        stage = builder.stage(step.stage)
+        fused = {fuse.fused: fuse.components for fuse in stage.fuses.values()}
+
+        def parts(loop: str) -> list[str]:
+            return [part for component in fused[loop] for part in parts(component)] if loop in fused else [loop]
+
+        places = [
+            [
+                place
+                for place, loop in enumerate(stage.loops)
+                if any(part == child or part.startswith((f"{child}.", f"{child}@")) for part in parts(loop))
+            ]
+            for child in (f"{step.iterator}.{level}" for level in range(len(step.factors) + 1))
+        ]
+        return all(max(outer) < min(inner) for outer, inner in pairwise(filter(None, places)))
 
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:
@@ -102,6 +128,48 @@ class TracePart:
         if fixed:
             widths[step.factors[-2] * fixed] = factors[-1] * fixed
         return replace(step, factors=(*factors, *([fixed] if fixed else [])))
+
+
+def _interleaves(builder: TraceBuilder, step: Split) -> bool:
+    """Whether a split follows from how the stage's indices divide the axis."""
+    stage = builder.stage(step.stage)
+    if step.iterator not in stage.axes:
+        return False
+    variable = stage.axes[step.iterator].var
+    return any(
+        isinstance(node, Binary) and node.op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD)
+        and node.a is variable and isinstance(node.b, Const) and node.b.value in step.factors
+        for node in walk(builder.expanded(step.stage).body)
+    )  # fmt: skip
+
+
+def _extent_of(stage: Stage, name: str) -> int:
+    """The largest number of iterations of a loop."""
+    if name in stage.axes:
+        return stage.axes[name].extent
+    for split in stage.splits.values():
+        if split.outer == name:
+            return -(-_extent_of(stage, split.parent) // split.factor)
+        if split.inner == name:
+            return min(split.factor, _extent_of(stage, split.parent))
+    fuse = next(fuse for fuse in stage.fuses.values() if fuse.fused == name)
+    return prod(_extent_of(stage, component) for component in fuse.components)
+
+
+def winograd_sketches(task: Task) -> tuple[Sketch, ...]:
+    """3x3 convolutions by Winograd's algorithm: block by block, or each part for all blocks; tile sizes are open."""
+    plan = None if task.target.exact else plan_winograd(task)
+    if plan is None:
+        return ()
+    written = replace(task, dag=make_variant(task.dag, VARIANT))
+    found = []
+    for staged in (False, True):
+        builder = TraceBuilder(written)
+        schedule_winograd(builder, plan, staged)
+        name = f"{VARIANT} {'in stages' if staged else 'by blocks'}"
+        part = TracePart(builder.trace, written)
+        found.append(Sketch(task, name, (part,), VARIANT, written, part.values))
+    return tuple(found)
 
 
 def constructed_sketch(task: Task) -> tuple[Sketch, tuple[int, ...]]:
@@ -154,10 +222,7 @@ class SketchSpace:
         """The same sketches for equal tasks; they keep what they know of populations."""
         key = f"{task.workload_key} {task.target}"
         if key not in self._sketches:
-            variants = variants_of(task) if task.target.kind == "cpu" else {}
-            derived = tuple(s for name, written in variants.items() for s in self._derive(task, name, written))
-            constructed = (constructed_sketch(task)[0],) if self.seeded or not derived else ()
-            self._sketches[key] = (*constructed, *derived)
+            self._sketches[key] = self._make(task)
         return self._sketches[key]
 
     def seed(self, task: Task) -> tuple[int, tuple[int, ...]] | None:
@@ -165,6 +230,21 @@ class SketchSpace:
 
     def seed_trace(self, task: Task) -> Trace | None:
         return construct(task) if self.seeded else None
+
+    def _make(self, task: Task) -> tuple[Sketch, ...]:
+        derived: list[Sketch] = []
+        if task.target.kind == "cpu":
+            templates = winograd_sketches(task)
+            variants = {name: t for name, t in variants_of(task).items() if not (templates and name == VARIANT)}
+            for name, written in variants.items():
+                derived += self._derive(task, name, written)
+            derived += templates
+        if not self.seeded and derived:
+            return _distinct(derived)
+        constructed, values = constructed_sketch(task)
+        trace = constructed.instantiate(values)
+        others = [s for s in derived if not s.reference or s.instantiate(s.reference) != trace]
+        return _distinct([constructed, *others])
 
     def _derive(self, task: Task, variant: str, written: Task) -> tuple[Sketch, ...]:
         """Apply the rules to every stage from output to input; sketches of which no random row lowers are left out."""
@@ -196,6 +276,17 @@ class SketchSpace:
             if alternatives and rule.exclusive:
                 break
         return found
+
+
+def _distinct(sketches: Sequence[Sketch]) -> tuple[Sketch, ...]:
+    """The same with distinct names."""
+    names: Counter[str] = Counter()
+    found = []
+    for sketch in sketches:
+        names[sketch.name] += 1
+        again = names[sketch.name]
+        found.append(sketch if again == 1 else replace(sketch, name=f"{sketch.name} ({again})"))
+    return tuple(found)
 
 
 def _inlining_first(partial: Partial) -> tuple[Any, ...]:

@@ -38,16 +38,28 @@ class Loop:
 
 @dataclass(frozen=True)
 class Access:
-    """A load: index d moves by steps[d, a] as axis a of the reader grows by one."""
+    """A load: index d moves by steps[d, a] each time axis a of the reader grows by divisors[d, a]."""
 
     tensor: str
     steps: Array
+    divisors: Array | None  # None: all 1
+    offsets: Array  # constants in the indices
     shape: Array
     strides: Array | None  # in elements; None: a buffer of our own, contiguous along its last dim
     bytes: int
     is_constant: bool
     is_packed: bool
     is_local: bool
+
+    def windows(self, spans: Array) -> Array:
+        """(dims, levels, n): how far each index runs as the axes run over `spans`."""
+        if self.divisors is None:
+            return np.asarray(1.0 + np.tensordot(self.steps, spans - 1.0, axes=(1, 0)))
+        result = np.ones((len(self.steps), *spans.shape[1:]))
+        for dim, axis in zip(*np.nonzero(self.steps), strict=True):
+            moved = np.floor((spans[axis] - 1.0) / self.divisors[dim, axis] + 1e-9)
+            result[dim] += self.steps[dim, axis] * moved
+        return result
 
 
 @dataclass(frozen=True)
@@ -128,11 +140,13 @@ class Structure:
         """What is needed of each axis at the levels of the target's loops, down to where the stage is computed."""
         levels = nest.outer + 1
         needed: Array | None = None
-        for reader, access in self._readers.get(nest.stage.name, ()):
+        readers = self._readers.get(nest.stage.name, ())
+        least = np.min([access.offsets for _, access in readers], axis=0) if readers else np.zeros(0)
+        for reader, access in readers:
             spans = found[reader].spans
             if spans.shape[1] < levels:  # read outside the target: all of it
                 continue
-            window = 1.0 + np.tensordot(access.steps, spans[:, :levels] - 1.0, axes=(1, 0))
+            window = access.windows(spans[:, :levels]) + (access.offsets - least)[:, None, None]
             needed = window if needed is None else np.maximum(needed, window)
         n = next(iter(found.values())).extents.shape[1]
         region = np.broadcast_to(whole[:, None, None], (len(whole), levels, n)).copy()
@@ -155,6 +169,8 @@ def _own_extents(nest: Nest, values: Matrix, region: Array) -> Array:
 
     def extent(name: str) -> Array:
         if name not in known:
+            if "#" in name:
+                return part_of_fused(*name.split("#"))
             if name in by_fused:
                 result = np.ones(region.shape[1])
                 for part in by_fused[name].components:
@@ -168,6 +184,17 @@ def _own_extents(nest: Nest, values: Matrix, region: Array) -> Array:
                 result = np.minimum(extent(relation.parent), factor_of(relation.factor))
             known[name] = result
         return known[name]
+
+    def part_of_fused(component: str, name: str) -> Array:
+        """The share of one component in a part of a split fused loop: the inner part takes the last ones first."""
+        relation = by_inner.get(name) or by_outer[name]
+        left = np.minimum(extent(relation.parent), factor_of(relation.factor))
+        for other in reversed(by_fused[relation.parent].components):
+            inner = np.minimum(left, extent(other))
+            left = np.maximum(1.0, left / inner)
+            if other == component:
+                break
+        return np.asarray(inner if name == relation.inner else np.maximum(1.0, extent(component) / inner))
 
     own = [extent(loop.name) for loop in nest.loops[nest.outer :]]
     return np.stack(own) if own else np.ones((0, region.shape[1]))
@@ -201,13 +228,13 @@ class _Reader:
         if stage.attach is not None:
             target = stage.attach.target
             around = self.nests[target].loops
-            components = _components(self.stages[target], stage.attach.iterator)
+            components = components_of(self.stages[target], stage.attach.iterator)
             last = max(i for i, loop in enumerate(around) if loop.own and loop.name in components)
             outer = tuple(Loop(loop.name, loop.axis, loop.kind, False) for loop in around[: last + 1])
         own = tuple(
             Loop(part, self._axis(stage, part), _kind(stage, loop))
             for loop in stage.loops
-            for part in _components(stage, loop)
+            for part in components_of(stage, loop)
         )
         variables = [axis.var for axis in stage.axes.values()]
         body = compute.body.value if isinstance(compute.body, Reduce) else compute.body
@@ -218,19 +245,22 @@ class _Reader:
     def _axis(self, stage: Stage, name: str) -> int:
         by_child = {child: r.parent for r in stage.splits.values() for child in (r.outer, r.inner)}
         by_child |= {fuse.fused: fuse.components[-1] for fuse in stage.fuses.values()}
+        name = name.partition("#")[0]
         while name not in stage.axes:
             name = by_child[name]
         return list(stage.axes).index(name)
 
     def _access(self, load: Load, variables: list[Var]) -> Access:
-        steps = np.array([_steps(index, variables) for index in load.indices]).reshape(
-            len(load.indices), len(variables)
-        )
+        dims = (len(load.indices), len(variables))
+        pairs = np.array([_steps(index, variables) for index in load.indices]).reshape(*dims, 2)
+        steps, divisors = np.abs(pairs[:, :, 0]), pairs[:, :, 1]
         name = load.source.name
         constant = name in self.constant
         return Access(
             name,
-            np.abs(steps),
+            steps,
+            divisors if (divisors != 1.0).any() else None,
+            np.array([float(as_affine(index).const) for index in load.indices]),
             np.array([float(extent) for extent in load.source.shape]),
             self._strides(name, load.source.shape),
             load.source.dtype.bytes,
@@ -241,11 +271,11 @@ class _Reader:
 
     def _store(self, stage: Stage, variables: list[Var]) -> Access:
         count = len(stage.compute.axes)
-        steps = np.eye(count, len(variables))
+        steps, offsets = np.eye(count, len(variables)), np.zeros(count)
         shape = np.array([float(extent) for extent in stage.compute.shape])
         strides = self._strides(stage.name, stage.compute.shape)
         size = stage.compute.dtype.bytes
-        return Access(stage.name, steps, shape, strides, size, False, False, self._is_local(stage.name))
+        return Access(stage.name, steps, None, offsets, shape, strides, size, False, False, self._is_local(stage.name))
 
     def _is_local(self, name: str) -> bool:
         stage = self.stages.get(name)
@@ -272,15 +302,18 @@ class _Reader:
 
 
 def _flat(stage: Stage) -> list[str]:
-    return [part for loop in stage.loops for part in _components(stage, loop)]
+    return [part for loop in stage.loops for part in components_of(stage, loop)]
 
 
-def _components(stage: Stage, name: str) -> list[str]:
-    """The loops that a fused loop is made of; a loop itself else."""
-    fuse = next((fuse for fuse in stage.fuses.values() if fuse.fused == name), None)
-    if fuse is None:
+def components_of(stage: Stage, name: str) -> list[str]:
+    """The loops that a fused loop is made of, `component#` with its part's name of one that was split; else itself."""
+    fused = {fuse.fused: fuse for fuse in stage.fuses.values()}
+    if name in fused:
+        return [part for component in fused[name].components for part in components_of(stage, component)]
+    relation = next((r for r in stage.splits.values() if name in (r.outer, r.inner) and r.parent in fused), None)
+    if relation is None:
         return [name]
-    return [part for component in fuse.components for part in _components(stage, component)]
+    return [f"{component}#{name}" for component in fused[relation.parent].components]
 
 
 def _kind(stage: Stage, loop: str) -> ForKind:
@@ -306,28 +339,38 @@ def _reaches(expr: Expr, load: Load) -> bool:
     return False
 
 
-def _steps(index: Expr, variables: list[Var]) -> list[float]:
-    """How far an index moves along each variable, on average."""
-    found = dict.fromkeys(variables, 0.0)
+Step = tuple[float, float]  # factor and divisor: the index moves by factor * (distance // divisor)
+
+
+def _steps(index: Expr, variables: list[Var]) -> list[Step]:
+    """How an index moves along each variable."""
+    found: dict[Var, Step] = {}
     for term, factor in as_affine(index).terms.items():
-        for variable, step in _term_steps(term).items():
-            if variable in found:
-                found[variable] += factor * step
-    return [found[variable] for variable in variables]
+        for variable, (step, divisor) in _term_steps(term).items():
+            old, least = found.get(variable, (0.0, divisor))
+            found[variable] = (old + factor * step, min(least, divisor))
+    return [found.get(variable, (0.0, 1.0)) for variable in variables]
 
 
-def _term_steps(term: Expr) -> dict[Var, float]:
+def _term_steps(term: Expr) -> dict[Var, Step]:
     match term:
         case Var():
-            return {term: 1.0}
+            return {term: (1.0, 1.0)}
         case Binary(BinaryOp.FLOORDIV | BinaryOp.FLOORMOD as op, x, Const(c)) if int(c) > 0:
-            scale = 1.0 / int(c) if op is BinaryOp.FLOORDIV else 1.0
-            result: dict[Var, float] = {}
+            result: dict[Var, Step] = {}
             for inner, factor in as_affine(x).terms.items():
-                for variable, step in _term_steps(inner).items():
-                    result[variable] = result.get(variable, 0.0) + step * factor * scale
+                for variable, (step, divisor) in _term_steps(inner).items():
+                    result[variable] = (step * factor, divisor)
+            if op is BinaryOp.FLOORDIV:
+                return {v: _divided(step, divisor, float(int(c))) for v, (step, divisor) in result.items()}
             return result
-    return {node: 1.0 for node in walk(term) if isinstance(node, Var)}
+    return {node: (1.0, 1.0) for node in walk(term) if isinstance(node, Var)}
+
+
+def _divided(step: float, divisor: float, by: float) -> Step:
+    if abs(step) >= by:
+        return step / by, divisor
+    return (1.0 if step >= 0 else -1.0), divisor * by / abs(step) if step else 1.0
 
 
 def size_of(shape: Array) -> float:

@@ -23,7 +23,7 @@ from mcompile.errors import McompileError, OptionError
 from mcompile.schedule.analysis import dag_flops, moved_bytes
 from mcompile.schedule.steps import Trace
 from mcompile.schedule.task import Task
-from mcompile.tuning.cost_model import CostModel, XGBoostModel
+from mcompile.tuning.cost_model import CostModel, shipped_model
 from mcompile.tuning.measure import Builder, BuiltCandidate, ErrorKind, MeasureInput, MeasureResult, Runner
 from mcompile.tuning.records import TuningDatabase, TuningRecord, make_record, target_key
 from mcompile.tuning.search import EvolutionarySearch, Measured, Point, SearchStrategy
@@ -71,12 +71,12 @@ class TuneOptions:
 
     budget: Budget = field(default_factory=lambda: Budget(300.0))
     seed: int = 0
-    round_trials: int = 8
+    round_trials: int = 12
     objective: Objective = total_latency
     space: SpaceGenerator = field(default_factory=SketchSpace)
     strategy: SearchStrategy = field(default_factory=EvolutionarySearch)
     scheduler: TaskScheduler = field(default_factory=GradientScheduler)
-    model: CostModel = field(default_factory=XGBoostModel)
+    model: CostModel = field(default_factory=shipped_model)
     peak: Peak | None = None
     clock: Callable[[], float] = time.monotonic
 

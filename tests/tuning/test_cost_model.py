@@ -146,7 +146,7 @@ def test_other_unreadable_files_are_errors(tmp_path):
 
 
 def test_models_that_know_nothing():
-    features, costs = programs(5)
+    features, _costs = programs(5)
     assert NoModel().predict(features) is None
     assert len(set(RandomModel(1).predict(features))) == 5
 

@@ -72,7 +72,7 @@ def test_rows_do_not_depend_on_their_company() -> None:
     assert (np.diff(together.program) >= 0).all()
 
 
-@pytest.mark.parametrize("case", range(25))
+@pytest.mark.parametrize("case", range(12))
 def test_features_are_finite_for_random_tasks(case: int) -> None:
     for sketch in SketchSpace().generate(random_task(random.Random(case).choice)):
         values = sketch.sample_legal(np.random.default_rng(case), 20)

@@ -10,13 +10,18 @@ import pytest
 from mcompile.ir.expr import ReduceOp, Unary, UnaryOp
 from mcompile.ir.stmt import ForKind, PrimFunc, Scope, Store, walk_stmts
 from mcompile.ir.tensor import compute, placeholder, reduce_axis, reduce_over
-from mcompile.schedule.lower import lower
+from mcompile.schedule.lower import LoweredTask, lower
 from mcompile.schedule.state import replay
 from mcompile.schedule.steps import CacheRead, LayoutRewrite, Trace
 from mcompile.schedule.task import Task
 from mcompile.tuning.sketch import Choice, Sketch
 from mcompile.tuning.space import SketchSpace
-from tests.schedule.programs import F32, check, conv_task, make_task, matmul, relu, softmax
+from tests.schedule.programs import F32, conv_task, make_task, matmul, relu, run_natively, softmax
+from tests.schedule.programs import check as check_with
+
+
+def check(task: Task, trace: Trace) -> LoweredTask:
+    return check_with(task, trace, run_natively(task.target))
 
 
 def sketches_of(task: Task) -> dict[str, Sketch]:

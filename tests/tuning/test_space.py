@@ -13,16 +13,21 @@ from mcompile.ir.tensor import Compute
 from mcompile.schedule.constructed import construct
 from mcompile.schedule.constructed.builder import TraceBuilder
 from mcompile.schedule.lower import lower
-from mcompile.schedule.steps import LayoutRewrite, Prefetch, Split, Variant, trace_from_json, trace_to_json
+from mcompile.schedule.steps import LayoutRewrite, Prefetch, Split, Trace, Variant, trace_from_json, trace_to_json
 from mcompile.schedule.task import Task
 from mcompile.tuning.rules import DEFAULT_RULES, Partial
 from mcompile.tuning.sketch import Choice, Decision, Sketch, TileSizes, Values
 from mcompile.tuning.space import SketchSpace, TemplateSpace
-from tests.schedule.programs import check, conv_task, make_task, matmul, relu, softmax
+from tests.schedule.programs import check as check_with
+from tests.schedule.programs import conv_task, make_task, matmul, relu, run_natively, softmax
 from tests.schedule.random_traces import random_task
 
-CASES = 25
+CASES = 12
 WINOGRAD_ERROR = 2e-5
+
+
+def check(task: Task, trace: Trace, scaled_error: float = 2e-6) -> None:
+    check_with(task, trace, run_natively(task.target), scaled_error=scaled_error)
 
 
 def gemm(rows: int = 12, columns: int = 48, depth: int = 20) -> Task:

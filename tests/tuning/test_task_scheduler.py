@@ -86,8 +86,10 @@ def test_the_roofline_ends_the_hope():
     assert choose([near, far], scheduler=replace(GREEDY, forward=Forward.ANSOR)) == 0
 
 
-def test_a_task_faster_than_its_bound_still_has_a_little_hope():
-    assert GREEDY.gains([state(1e-3, bound_seconds=5e-3)], total_latency)[0] > 0
+def test_a_bound_that_was_beaten_says_nothing():
+    beaten, near, far = (state(1e-3, bound_seconds=bound) for bound in (2e-3, 0.99e-3, 0.2e-3))
+    gains = GREEDY.gains([beaten, near, far], total_latency)
+    assert 0 < gains[1] < gains[0] < gains[2]
 
 
 def test_epsilon_takes_any_live_task():

@@ -160,17 +160,20 @@ def _is_staged(task: Task, plan: WinogradPlan) -> bool:
     return _staged_traffic(plan) < _fused_traffic(task, plan)
 
 
-def schedule_winograd(builder: TraceBuilder, plan: WinogradPlan) -> None:
-    """Write the steps; the builder's task has the variant's dag."""
-    _Winograd(builder, plan).write()
+def schedule_winograd(builder: TraceBuilder, plan: WinogradPlan, staged: bool | None = None) -> None:
+    """Write the steps; the builder's task has the variant's dag.
+
+    `staged`: each part is a function of its own, for all tiles; None leaves that to the estimate.
+    """
+    _Winograd(builder, plan, _is_staged(builder.task, plan) if staged is None else staged).write()
 
 
 class _Winograd:
-    def __init__(self, builder: TraceBuilder, plan: WinogradPlan) -> None:
+    def __init__(self, builder: TraceBuilder, plan: WinogradPlan, staged: bool) -> None:
         self.builder, self.plan = builder, plan
         self.name = plan.conv.compute.name
         self.lanes = builder.lanes
-        self.staged = _is_staged(builder.task, plan)
+        self.staged = staged
         self.block = plan.tiles if self.staged else block_tiles(builder.task, plan)
 
     def write(self) -> None:
