@@ -236,11 +236,11 @@ class RecordedSketch:
     def mutate(self, random: np.random.Generator, values: Matrix) -> Matrix:
         near = np.argsort(self._distances(values), axis=1, kind="stable")[:, 1:9]
         picks = random.integers(0, near.shape[1], len(values)) if near.shape[1] else np.zeros(len(values), np.int64)
-        return self._rows[near[np.arange(len(values)), picks]] if near.shape[1] else values
+        return np.asarray(self._rows[near[np.arange(len(values)), picks]]) if near.shape[1] else values
 
     def crossover(self, random: np.random.Generator, a: Matrix, b: Matrix) -> Matrix:
         children = np.where(random.random(a.shape) < 0.5, a, b)
-        return self._rows[self._distances(children).argmin(axis=1)]
+        return np.asarray(self._rows[self._distances(children).argmin(axis=1)])
 
     def neighbours(self, values: Sequence[int]) -> Matrix:
         nearest = np.argsort(self._distances(np.array([values])), axis=1, kind="stable")[0, 1:9]
@@ -304,8 +304,9 @@ def ablate(recorded: Sequence[Recorded], seeds: int, trials: int) -> list[dict[s
             )
             for seed in range(seeds)
         ]
-        middle, spread = np.median(curves, axis=0), np.ptp(curves, axis=0)
-        rows.append({"variant": name, "trials": trials, "median": middle.tolist(), "spread": spread.tolist()})
+        figures = {"median": np.median(curves, axis=0), "least": np.min(curves, axis=0), "most": np.max(curves, axis=0)}
+        finite = {key: [x if np.isfinite(x) else None for x in row.tolist()] for key, row in figures.items()}
+        rows.append({"variant": name, "trials": trials, **finite})
     return rows
 
 
