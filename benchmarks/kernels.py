@@ -1,9 +1,9 @@
 """python -m benchmarks.kernels [--threads N] [--repeat N] [--json]
 
-Single layers, untuned, inside a model (their input lies as the layer before leaves it): the direct kernel's time against
-the FMA peak and the memory bandwidth that are measured in the same process, the time of the algorithm that a compile
-chooses, and onnxruntime's time for the layer alone. Layers: nine convolutions of ResNet-50, the
-matrix products of BERT-base with 128 tokens, a depthwise convolution, and a softmax and a layer normalisation.
+Single layers, untuned, inside a model (their input lies as the layer before leaves it): the direct kernel's time
+against the FMA peak and the memory bandwidth that are measured in the same process, the time of the algorithm that a
+compile chooses, and onnxruntime's time for the layer alone. Layers: nine convolutions of ResNet-50, the matrix products
+of BERT-base with 128 tokens, a depthwise convolution, and a softmax and a layer normalisation.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""python -m benchmarks.tuning models|scratch|accuracy|record|ablate ... [--threads N] [--json]
+"""python -m benchmarks.tuning models|scratch|record|accuracy|pretrain|ablate ... [--threads N] [--json]
 
 models: tunes each model for --time, and prints untuned, tuned, and the sum of its kernels' bounds.
 scratch: search from nothing (no database, no trained model, no constructed seed) on four layers, for --time each.
 accuracy: how well the cost model orders programs, of tasks it has seen and of others.
 record: measures random programs of a model's tasks, without a seed, into --db.
+pretrain: writes a cost model that has learned what was recorded; `-o mcompile/tuning/pretrained.json` ships it.
 ablate: replays searches on what `record` measured, over several seeds: each variant's latency after quarters of the
 trials, relative to the best that was recorded, with the spread over seeds; deterministic. --live tunes for real.
 """
@@ -33,7 +34,7 @@ from mcompile.schedule.constructed import construct
 from mcompile.schedule.steps import Trace
 from mcompile.schedule.task import Task
 from mcompile.target import parse_target
-from mcompile.tuning.cost_model import NoModel, XGBoostModel, pairwise_accuracy, recall_at
+from mcompile.tuning.cost_model import BoostingOptions, NoModel, XGBoostModel, pairwise_accuracy, recall_at
 from mcompile.tuning.measure import DummyBuilder, DummyRunner, ErrorKind, LocalBuilder, LocalRunner, MeasureInput
 from mcompile.tuning.records import Database, MemoryDatabase, TuningDatabase, target_key
 from mcompile.tuning.search import EvolutionarySearch, EvolutionOptions, RandomSearch
@@ -206,6 +207,24 @@ def accuracy(recorded: Sequence[Recorded], seed: int = 0) -> dict[str, float]:
     }
 
 
+def pretrain(recorded: Sequence[Recorded], path: Path) -> int:
+    """Save a model of all that was recorded; of how many programs."""
+    model = XGBoostModel(BoostingOptions(rounds=60, depth=5))
+    for each in recorded:
+        groups, costs = each.samples()
+        start = 0
+        for number, rows in groups:
+            own = costs[start : start + len(rows)]
+            start += len(rows)
+            ran = np.isfinite(own)  # why others failed may be this machine's fault
+            if ran.any():
+                features = each.sketches[number].features(rows[ran])
+                model.update(each.task.task.workload_key, features, own[ran].tolist())
+    model.fit()
+    model.save(path)
+    return model.sample_count
+
+
 # --- ablations ---
 
 
@@ -335,7 +354,7 @@ def ablate_live(name: str, seconds: float, threads: int, seed: int) -> list[dict
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description=(__doc__ or "").split("\n\n")[1])
-    parser.add_argument("action", choices=["models", "scratch", "accuracy", "record", "ablate"])
+    parser.add_argument("action", choices=["models", "scratch", "record", "accuracy", "pretrain", "ablate"])
     parser.add_argument("models", nargs="*", default=["mobilenet_v2"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--time", default="5m")
@@ -343,6 +362,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--programs", type=int, default=200, help="of each task")
     parser.add_argument("--trials", type=int, default=600, help="of a replay")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("-o", "--output", type=Path, default=Path("pretrained.json"))
     parser.add_argument("--live", action="store_true")
     options = parser.parse_args(argv)
     for row in _rows(options):
@@ -374,6 +394,8 @@ def _rows(options: argparse.Namespace) -> Any:
             raise SystemExit(f"{path} holds too few programs of {', '.join(options.models)}: `record` them first")
         if options.action == "accuracy":
             yield {"tasks": len(recorded), **accuracy(recorded)}
+        elif options.action == "pretrain":
+            yield {"tasks": len(recorded), "programs": pretrain(recorded, options.output)}
         else:
             yield from ablate(recorded, options.seeds, options.trials)
 

@@ -144,6 +144,9 @@ def tune_models(
         raise OptionError("tune: expected at least one model")
     start = time.perf_counter()
     programs = [plan_program(source, request.compile, progress) for source in sources]
+    for name, program in zip(names, programs, strict=True):
+        if shapes := _bound_shapes(program):
+            progress(f"{name} is tuned for {shapes}")
     progress("measuring the machine's peak")
     options = request.options
     peak = options.peak or measure_peak(parse_target("cpu"), request.compile.resolved_threads)
@@ -160,6 +163,15 @@ def tune_models(
         for name, program in zip(names, programs, strict=True)
     ]
     return TuneResult(report, tuple(results), peak, time.perf_counter() - start)
+
+
+def _bound_shapes(program: Program) -> str:
+    """The inputs whose shapes the model leaves open, as they were bound; empty if there are none."""
+    return ", ".join(
+        f"{port.name}: {'x'.join(map(str, port.type.dims))}"
+        for port in program.imported.inputs
+        if any(not isinstance(dim, int) for dim in port.declared_shape)
+    )
 
 
 def _load_model(request: TuneRequest) -> None:

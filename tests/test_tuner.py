@@ -202,6 +202,10 @@ def test_open_dims_must_be_given_and_are_named(command, open_model, tmp_path):
     status, _, err = command("tune", open_model, "--trials", 1, "--db", tmp_path / "tuning.db")
     assert status == 2
     assert "batch" in err
+    arguments = ("--trials", 1, "--dim", "batch=2", "--threads", 1)
+    status, _, err = command("tune", open_model, "--db", tmp_path / "tuning.db", *arguments)
+    assert status == 0
+    assert "open is tuned for x: 2x3x8x8" in err
 
 
 def test_options_are_read():

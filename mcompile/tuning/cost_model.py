@@ -151,8 +151,7 @@ class XGBoostModel:
 
     def fit(self) -> None:
         """Train on everything known."""
-        import xgboost
-
+        xgboost = _import_xgboost()
         rows, program, labels = self._data()
         weights = np.maximum(labels, 0.05)
         stores = np.bincount(program, minlength=len(labels))
@@ -213,8 +212,7 @@ class XGBoostModel:
 
     def load(self, path: Path) -> None:
         """Read trees that `save` wrote: used as they are, later what fits go on from. Raises OptionError."""
-        import xgboost
-
+        xgboost = _import_xgboost()
         try:
             data = json.loads(path.read_text())
             if data["format"] != FORMAT_VERSION:
@@ -230,8 +228,21 @@ class XGBoostModel:
         self._prior = booster if booster.num_boosted_rounds() <= self.options.most_prior_rounds else None
 
 
+def _import_xgboost() -> Any:
+    """Raises OptionError where it is not installed."""
+    try:
+        import xgboost
+    except ImportError as error:
+        raise OptionError("tuning needs xgboost: pip install 'mcompile[tune]'") from error
+    return xgboost
+
+
 def shipped_model(seed: int = 0) -> XGBoostModel:
-    """A model that has seen other networks' tasks; one that knows nothing if none is shipped for these features."""
+    """A model that has seen other networks' tasks; one that knows nothing if none is shipped for these features.
+
+    Raises OptionError without xgboost.
+    """
+    _import_xgboost()
     model = XGBoostModel(seed=seed)
     with contextlib.suppress(OptionError):
         model.load(_SHIPPED)

@@ -28,7 +28,7 @@ from mcompile.tuning.measure import Builder, BuiltCandidate, ErrorKind, MeasureI
 from mcompile.tuning.records import TuningDatabase, TuningRecord, make_record, target_key
 from mcompile.tuning.search import EvolutionarySearch, Measured, Point, SearchStrategy
 from mcompile.tuning.sketch import Sketch
-from mcompile.tuning.space import SeededSpace, SketchSpace, SpaceGenerator
+from mcompile.tuning.space import SeededSpace, SketchSpace, SpaceGenerator, variants_of
 from mcompile.tuning.task_scheduler import (
     GradientScheduler,
     Objective,
@@ -291,13 +291,15 @@ def similarity_group(task: Task) -> str:
 def bound_seconds(task: Task, peak: Peak | None) -> float:
     """What the machine cannot beat: all arithmetic at its FMA peak, all arguments moved at its speed.
 
+    The arithmetic is that of the variant which has least.
     Arguments that fit the last cache a few times are taken to be there, where they move much faster than in memory.
     """
     if peak is None:
         return 0.0
     size = moved_bytes(task)
     speed = peak.bytes_per_second * (_CACHE_SPEED if size <= task.target.l3_bytes / 8 else 1.0)
-    return max(dag_flops(task) / peak.flops_per_second, size / speed)
+    flops = min(dag_flops(variant) for variant in (task, *variants_of(task).values()))
+    return max(flops / peak.flops_per_second, size / speed)
 
 
 # --- the loop ---

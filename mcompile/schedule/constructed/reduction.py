@@ -8,7 +8,7 @@ for block (parallel): [prologue]  for v.0: for t.0:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil, prod
 
@@ -20,6 +20,7 @@ from mcompile.schedule.analysis import (
     address,
     axis_names,
     compute_flops,
+    is_padding,
     is_plain_copy,
     loads_of,
     stride_along,
@@ -347,10 +348,20 @@ class _Rule:
         for stage in self.plan.prologue:
             self.builder.inline(stage)
 
+    def _inline_padding(self) -> None:
+        """Where each point loads vectors of its own, choosing zeros for what is outside is cheaper than a padded copy."""
+        for stage in self.plan.prologue:
+            if is_padding(stage):
+                self.builder.inline(stage)
+        kept = tuple(stage for stage in self.plan.prologue if not is_padding(stage))
+        self.plan = replace(self.plan, prologue=kept)
+
     def _write_tile(self, vector: Axis | None) -> None:
         builder, name = self.builder, self.compute.name
         tile_axis = None if vector is None else self._tile_axis(vector)
         tile = self._register_tile(vector, tile_axis)
+        if vector is not None and tile_axis is not None and not self._reads_apart(tile_axis, vector):
+            self._inline_padding()
         crowded = self._crowded_operand(vector, tile_axis, tile)
         if crowded is not None:
             self._copy_operand(crowded)
