@@ -222,6 +222,7 @@ class _TaskRun:
     measured: Measured = field(default_factory=Measured)
     costs: dict[Trace, float] = field(default_factory=dict)  # of everything measured, now or earlier
     candidates: dict[Trace, _Candidate] = field(default_factory=dict)
+    records: Sequence[TuningRecord] = ()  # of earlier tunings
     history: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     trials: int = 0
@@ -380,17 +381,19 @@ class _Tuning:
             if (len(records) - 1) % self.options.round_trials:
                 run.end_round()
             self.resumed_trials += len(records)
-            if len(records) > 1:
-                self._learn_points(run, records)
+            run.records = records
 
-    def _learn_points(self, run: _TaskRun, records: Sequence[TuningRecord]) -> None:
-        """Records of sketches that the space still has count as measured points, and teach the model."""
-        numbers = {sketch.name: number for number, sketch in enumerate(self._sketches(run))}
+    def _learn_points(self, run: _TaskRun, sketches: Sequence[Sketch]) -> None:
+        """The seed, and records of sketches that the space still has: measured points, which teach the model."""
+        numbers = {sketch.name: number for number, sketch in enumerate(sketches)}
         points: dict[Point, float] = {}
-        for record in records:
+        for record in run.records:
             number = numbers.get(record.sketch)
-            if number is not None and len(record.values) == self._sketches(run)[number].columns:
+            if number is not None and len(record.values) == sketches[number].columns:
                 points[(number, tuple(record.values))] = record.cost_seconds
+        seed = self._seed_point(run)
+        if seed is not None and seed.point is not None and seed.trace in run.costs:
+            points[seed.point] = run.costs[seed.trace]
         run.measured.costs.update(points)
         self._teach(run, points)
 
@@ -411,10 +414,7 @@ class _Tuning:
             except McompileError as error:
                 run.sketches = ()
                 run.failures[f"no space: {error}"] += 1
-            seed = self._seed_point(run)
-            if seed is not None and seed.point is not None and seed.trace in run.costs:
-                run.measured.costs[seed.point] = run.costs[seed.trace]
-                self._teach(run, {seed.point: run.costs[seed.trace]})
+            self._learn_points(run, run.sketches)
         return run.sketches
 
     # --- the untuned schedules ---

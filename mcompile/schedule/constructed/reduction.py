@@ -349,7 +349,7 @@ class _Rule:
             self.builder.inline(stage)
 
     def _inline_padding(self) -> None:
-        """Where each point loads vectors of its own, choosing zeros for what is outside is cheaper than a padded copy."""
+        """Where each point loads vectors of its own, choosing zeros for what is outside beats a padded copy."""
         for stage in self.plan.prologue:
             if is_padding(stage):
                 self.builder.inline(stage)
