@@ -16,7 +16,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -270,7 +270,6 @@ class RecordedSketch:
 class RecordedSpace:
     recorded: Mapping[str, Recorded]
     limited: bool = False  # only the sketch of which most was measured
-    _made: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def generate(self, task: Task) -> tuple[Any, ...]:
         each = self.recorded[task.workload_key]

@@ -90,8 +90,8 @@ def build_tasks(
     Raises the error of the first job, in order, that failed.
     """
     queue = _Queue(jobs, progress)
-    helpers = min(workers, len(jobs) // _TASKS_WORTH_A_WORKER) - 1
-    threads = [threading.Thread(target=queue.work_elsewhere, daemon=True) for _ in range(helpers)]
+    others = min(workers, len(jobs) // _TASKS_WORTH_A_WORKER) - 1
+    threads = [threading.Thread(target=queue.work_elsewhere, daemon=True) for _ in range(others)]
     for thread in threads:
         thread.start()
     try:

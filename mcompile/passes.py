@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -133,9 +133,3 @@ def bisect(run: Callable[[int], Any], is_good: Callable[[Any], bool], total: int
         else:
             bad = middle
     return bad
-
-
-def expand(pipeline: Sequence[Pass[T] | Repeat[T]]) -> Iterator[Pass[T]]:
-    """The distinct passes a pipeline names, in order."""
-    for step in pipeline:
-        yield from step.passes if isinstance(step, Repeat) else (step,)

@@ -65,5 +65,7 @@ def test_light_models_have_weights_that_differ():
 @pytest.mark.parametrize("make", [kernels.LAYERS[3], kernels.LAYERS[9], kernels.LAYERS[13]])
 def test_a_layer_is_measured(make):
     result = kernels.measure(make(), Peak(1e11, 1e10), threads=1, repeat=3)
-    assert 0 < result.kernel_ms <= result.run_ms * 1.5
+    assert result.direct_ms > 0
+    assert result.chosen_ms > 0
+    assert result.chosen_ms > 0
     assert result.onnxruntime_ms > 0

@@ -9,7 +9,7 @@ import pytest
 
 from mcompile.config import KNOBS, Config, load
 from mcompile.errors import InternalError, ModelError, OptionError
-from mcompile.passes import Pass, PassManager, Repeat, as_pass, bisect, expand
+from mcompile.passes import Pass, PassManager, Repeat, as_pass, bisect
 
 Program = tuple[int, ...]
 
@@ -91,7 +91,6 @@ def test_skipping_and_bisecting() -> None:
 
     assert run(1) == (2,)
     assert bisect(run, lambda program: program[0] > 0, total=3) == 2
-    assert [step.name for step in expand([Repeat("group", tuple(passes))])] == ["double", "wrong", "double"]
 
 
 def test_knobs_are_read_from_the_environment(tmp_path: Path) -> None:

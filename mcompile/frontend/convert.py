@@ -99,7 +99,7 @@ def _native(state: Import, scope: Scope, node: NodeProto, inputs: Sequence[str])
     remaining = list(inputs)
     for position, name in op.operands.items():
         if position < len(remaining) and remaining[position]:
-            given[name] = _known_operand(state, node, position, name, remaining[position])
+            given[name] = _known_operand(state, position, name, remaining[position])
             remaining[position] = ""
     for position, name in op.scalars.items():
         value = _known_scalar(state, remaining, position)
@@ -135,7 +135,7 @@ def _derive(op: OpDef, types: tuple[TensorType | None, ...], attrs: Mapping[str,
         raise Unsupported(f"no native form for inputs {shown} ({type(error).__name__}: {error})") from error
 
 
-def _known_operand(state: Import, node: NodeProto, position: int, name: str, value: str) -> Array:
+def _known_operand(state: Import, position: int, name: str, value: str) -> Array:
     if value not in state.graph.constants:
         raise Unsupported(f"input {position} ({name}) must be known when compiling, but {value!r} is computed")
     return state.graph.constants[value]
@@ -238,7 +238,7 @@ def _add(
 
 def _add_scan(state: Import, scope: Scope, node: NodeProto, inputs: Sequence[str]) -> None:
     given = attributes(node, state.source, scope.formal)
-    operands, attrs, types = convert_scan(state, scope, node, inputs, given, convert_nodes)
+    operands, attrs, types = convert_scan(state, scope, inputs, given, convert_nodes)
     states = len(inputs) - int(attrs["num_scan_inputs"])
     passed = len(operands) - len(inputs)
     call = NodeProto()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnx import GraphProto, NodeProto
+from onnx import GraphProto
 
 from mcompile.dtypes import TensorType
 from mcompile.errors import ModelError
@@ -23,7 +23,7 @@ Converted = tuple[tuple[str, ...], dict[str, Any], tuple[TensorType, ...]]
 
 
 def convert_scan(
-    state: Import, scope: Scope, node: NodeProto, inputs: Sequence[str], attrs: Mapping[str, Any], convert: Convert
+    state: Import, scope: Scope, inputs: Sequence[str], attrs: Mapping[str, Any], convert: Convert
 ) -> Converted:
     """Inputs, attributes and output types of the Scan node (states, passed-through values, stacked outputs).
 

@@ -303,11 +303,6 @@ def _renamed_placeholders(dag: ComputeDag, outputs: Sequence[Tensor]) -> Iterato
     return zip(dag.placeholders, old, strict=True)
 
 
-def dag_flops(dag: ComputeDag) -> int:
-    """Arithmetic operations of all computes."""
-    return sum(compute_flops(tensor) for tensor in dag.computes)
-
-
 def compute_flops(tensor: Compute) -> int:
     """Arithmetic operations: one for each operator of the body at each point (index arithmetic aside)."""
     points = prod(tensor.shape) * prod(axis.extent for axis in tensor.reduce_axes)
@@ -325,12 +320,6 @@ def _operations(body: Expr) -> int:
             loaded.add(node)
             count += isinstance(node, Binary | Unary | Call | Reduce)
     return count
-
-
-def moved_bytes(task: Task) -> int:
-    """Bytes of the task's inputs and outputs, each counted once."""
-    ends = (*task.dag.placeholders, *task.dag.outputs)
-    return sum(prod(tensor.shape) * tensor.dtype.bytes for tensor in ends)
 
 
 def same_index_inputs(task: Task) -> tuple[tuple[str, str], ...]:

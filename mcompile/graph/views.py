@@ -185,12 +185,6 @@ def view_map(compute: Compute, inputs: Sequence[Tensor | None]) -> ViewMap | Non
     return ViewMap(list(inputs).index(body.source), body.source.shape, indices, compute.axes)
 
 
-def view_of(compute: Compute, source: Strides) -> tuple[Strides, int] | None:
-    """(strides, offset) of a single-load compute's output in the memory of its input; None if it is no view."""
-    moved = view_map(compute, compute.inputs)
-    return None if moved is None else moved.strides(source)
-
-
 def _ranges(axes: Sequence[Axis]) -> dict[Var, tuple[int, int]]:
     return {axis.var: (0, axis.extent - 1) for axis in axes}
 

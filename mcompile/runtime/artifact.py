@@ -99,9 +99,9 @@ def save(artifact: Artifact, path: str | os.PathLike[str]) -> None:
     import tempfile  # 5 ms, for the compiler only
 
     path = Path(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
-        with os.fdopen(handle, "w+b") as file:
+        with os.fdopen(descriptor, "w+b") as file:
             _write(artifact, file)
             os.fchmod(file.fileno(), 0o666 & ~_umask())
         os.replace(name, path)

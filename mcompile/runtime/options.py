@@ -33,7 +33,10 @@ class ExecutionMode(IntEnum):
 
 @dataclass
 class SessionOptions:
-    """`intra_op_num_threads` is the number of threads (0: the cores available); the other fields have no effect."""
+    """`intra_op_num_threads` is the number of threads (0: the cores available).
+
+    `free_dimension_overrides` are for a session that compiles its model; the other fields have no effect.
+    """
 
     intra_op_num_threads: int = 0
     inter_op_num_threads: int = 0
@@ -47,7 +50,7 @@ class SessionOptions:
     log_verbosity_level: int = 0
     logid: str = ""
     use_deterministic_compute: bool = True
-    free_dimension_overrides: dict[str, int] = field(default_factory=dict)  # for a session that compiles its model
+    free_dimension_overrides: dict[str, int] = field(default_factory=dict)
     _config_entries: dict[str, str] = field(default_factory=dict)
 
     def add_free_dimension_override_by_name(self, name: str, dim: int) -> None:

@@ -157,13 +157,17 @@ def _shared_pool() -> Pool:
     atexit.register(pool.close)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=pool._reset)
-        os.register_at_fork(after_in_child=_renew_making)
     return pool
 
 
 def _renew_making() -> None:
     """In a forked child: the lock may have been held by a thread that is not there any more."""
     global _making
+    _making = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_making)
 
 
 def process_pool() -> Pool:

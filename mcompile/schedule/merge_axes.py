@@ -113,10 +113,9 @@ def _judge_body(compute: Compute, groups: _Groups) -> None:
     spatial = len(compute.axes)
     for index in range(spatial, len(axes) - 1):
         groups.find((compute.name, index))
-    lockstep: dict[Expr, int] = {}
     for load in walk(body):
         if isinstance(load, Load):
-            _judge_load(compute, load, position, groups, lockstep)
+            _judge_load(compute, load, position, groups)
     for user in walk(body):
         for child in user.children:
             if isinstance(child, Var) and child in position and not isinstance(user, Load):
@@ -130,9 +129,7 @@ def _reject_axis(compute: Compute, index: int, groups: _Groups) -> None:
     groups.reject((compute.name, index))
 
 
-def _judge_load(
-    compute: Compute, load: Load, position: dict[Var, int], groups: _Groups, lockstep: dict[Expr, int]
-) -> None:
+def _judge_load(compute: Compute, load: Load, position: dict[Var, int], groups: _Groups) -> None:
     source, indices = load.source, load.indices
     spatial = len(compute.axes)
     extents = [axis.extent for axis in (*compute.axes, *compute.reduce_axes)]

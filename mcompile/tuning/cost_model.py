@@ -176,8 +176,9 @@ class XGBoostModel:
             "base_score": 0.0,
             "disable_default_eval_metric": 1,
         }
-        prior = self._prior if self._columns == rows.shape[1] else None
-        self._booster = xgboost.train(parameters, data, options.rounds, obj=objective, xgb_model=prior)
+        if self._columns != rows.shape[1]:
+            self._prior = None
+        self._booster = xgboost.train(parameters, data, options.rounds, obj=objective, xgb_model=self._prior)
         self._booster.set_param({"nthread": 1})
         self._columns = rows.shape[1]
         self._fitted_count = self._count

@@ -149,11 +149,6 @@ class Database:
         rows = self._rows(query, (workload_key, target_key, self._version))
         return [float("inf") if cost is None else cost for (cost,) in rows]
 
-    def unusable(self, target_key: str) -> int:
-        """How many records are of another target or version, and so serve nothing here."""
-        query = "SELECT COUNT(*) FROM records WHERE target != ? OR version != ?"
-        return int(self._rows(query, (target_key, self._version))[0][0])
-
     def scan(self) -> list[TuningRecord]:
         """All records, of every version and target, in order."""
         return self._select("1 ORDER BY id", ())

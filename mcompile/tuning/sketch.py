@@ -206,10 +206,6 @@ class Sketch:
                 found[decision.name] = tuple(int(v) for v in values[start : start + decision.columns])
         return found
 
-    def describe(self, values: Sequence[int]) -> str:
-        """Decisions by name, for people."""
-        return f"{self.name}: " + ", ".join(f"{name}={value}" for name, value in self._concrete(values).items())
-
     # --- populations: a row each ---
 
     def sample(self, rng: np.random.Generator, n: int) -> Matrix:

@@ -109,14 +109,11 @@ class Structure:
     def measure(self, values: Matrix) -> dict[str, Measured]:
         """Sizes of every nest, for each row of `values`."""
         found: dict[str, Measured] = {}
-        regions: dict[str, Array] = {}
         for nest in reversed(self.nests):
-            found[nest.stage.name] = self._measure(nest, values, found, regions)
+            found[nest.stage.name] = self._measure(nest, values, found)
         return found
 
-    def _measure(
-        self, nest: Nest, values: Matrix, found: Mapping[str, Measured], regions: dict[str, Array]
-    ) -> Measured:
+    def _measure(self, nest: Nest, values: Matrix, found: Mapping[str, Measured]) -> Measured:
         n = len(values)
         axes = list(nest.stage.axes.values())
         whole = np.array([float(axis.extent) for axis in axes])

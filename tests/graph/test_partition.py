@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mcompile.graph.partition import TaskUse, dag_flops, moved_bytes, same_index_inputs
+from mcompile.graph.partition import TaskUse, compute_flops, same_index_inputs
 from mcompile.ir.printer import print_dag
 from tests.graph.execution import Builder, Planned, check
 from tests.graph.test_layout import conv
@@ -104,8 +104,7 @@ def test_work_estimates():
     b = Builder()
     planned = check(b.outputs(b("Relu", b("MatMul", b.input(4, 6), b.input(6, 5)))))
     (use,) = uses(planned)
-    assert 2 * 4 * 5 * 6 <= dag_flops(use.task.dag) <= 2 * 4 * 5 * 6 + 4 * 5
-    assert moved_bytes(use.task) == 4 * (24 + 30 + 20)
+    assert 2 * 4 * 5 * 6 <= sum(map(compute_flops, use.task.dag.computes)) <= 2 * 4 * 5 * 6 + 4 * 5
 
 
 def test_what_may_work_in_place():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcompile.dtypes import DType
-from mcompile.graph.views import concat_boxes, is_dense, view_map, view_of
+from mcompile.graph.views import Strides, concat_boxes, is_dense, view_map
 from mcompile.ir.expr import select
 from mcompile.ir.tensor import Compute, compute, placeholder, row_major
 from mcompile.ops.registry import lookup
@@ -19,6 +19,12 @@ def one(op: str, **attrs: object) -> Compute:
     definition = lookup(op)
     assert definition is not None
     return definition.compute([X], {**definition.attrs, **attrs})[0]
+
+
+def view_of(compute: Compute, source: Strides) -> tuple[Strides, int] | None:
+    """(strides, offset) of the output in the memory of the input; None if it is no view."""
+    moved = view_map(compute, compute.inputs)
+    return None if moved is None else moved.strides(source)
 
 
 @given(st.permutations(range(3)), st.permutations(range(3)))

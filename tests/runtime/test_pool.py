@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from mcompile.errors import OptionError
 from mcompile.runtime import InferenceSession
+from mcompile.runtime import pool as pool_module
 from mcompile.runtime.cpu import LoadedKernels, run_kernel
 from mcompile.runtime.plan import KernelCall, Repeat, Space
 from mcompile.runtime.pool import check_threads, process_pool
@@ -196,6 +197,15 @@ def test_a_forked_child_starts_its_own_workers() -> None:
     assert finished
     assert os.waitstatus_to_exitcode(status) == 0
     assert np.array_equal(session.run(None, {"x": x})[0], chain_answer(x))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_while_the_pool_is_being_made_leaves_a_free_lock() -> None:
+    with pool_module._making:
+        child = os.fork()
+        if child == 0:
+            os._exit(int(pool_module._making.locked()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 _EXITING = """

@@ -201,10 +201,6 @@ def test_a_vector_longer_than_its_memory_is_masked() -> None:
 # Regions
 
 
-def pad_regions(task: Task, *trace: Step) -> list[tuple[int, ...]]:
-    return regions(kept(task, ComputeInline("bias"), *trace), "pad")
-
-
 def conv_loops(task: Task) -> dict[str, str]:
     """The conv's loops without its unit dims, by place: channels, rows, columns."""
     names = [axis.var.name for axis in next(c for c in task.dag.computes if c.name == "conv").axes]

@@ -13,8 +13,9 @@ from mcompile.tuning.cost_model import (
     XGBoostModel,
     pairwise_accuracy,
     recall_at,
+    shipped_model,
 )
-from mcompile.tuning.features import Features
+from mcompile.tuning.features import FEATURE_NAMES, Features
 
 
 def programs(count, seed=0, stores=2, scale=1.0):
@@ -32,6 +33,7 @@ def trained():
     for task in range(3):
         features, costs = programs(150, task, scale=10.0**task)
         model.update(f"task {task}", features, costs.tolist())
+    model.fit()
     return model
 
 
@@ -124,7 +126,13 @@ def test_a_model_of_other_features_is_not_used(trained, tmp_path):
     trained.save(tmp_path / "model.json")
     loaded = XGBoostModel()
     loaded.load(tmp_path / "model.json")
-    assert loaded.predict(Features(np.zeros((4, 7), np.float32), np.arange(4))) is None
+    random = np.random.default_rng(0)
+    for _ in range(3):
+        other = Features(random.random((40, 7)).astype(np.float32), np.arange(40))
+        if not loaded.fits:
+            assert loaded.predict(other) is None
+        loaded.update("task", other, (1.0 + random.random(40)).tolist())
+        assert loaded.predict(other) is not None
 
 
 @pytest.mark.parametrize("change", [{"format": 99}, {"features": -1}, {"trees": {}}, {"columns": None}])
@@ -156,3 +164,10 @@ def test_measures_of_a_models_order():
     assert pairwise_accuracy(-np.arange(4.0), costs) == 1.0
     assert pairwise_accuracy(np.arange(4.0), costs) == 0.0
     assert recall_at(np.array([4.0, 1.0, 3.0, 0.0]), costs, 2) == 0.5
+
+
+def test_the_shipped_model_is_of_the_present_features():
+    """If not: `python -m benchmarks.tuning record` and `pretrain` make another."""
+    model = shipped_model()
+    features = Features(np.zeros((2, len(FEATURE_NAMES)), np.float32), np.arange(2))
+    assert model.predict(features).shape == (2,)

@@ -87,7 +87,6 @@ def test_records_of_another_target_or_version_are_never_used(tmp_path: Path) -> 
         assert len(database.records("w", TARGET)) == len(database.measured("w", TARGET)) == 1
         assert database.history("w", TARGET) == [1e-3]
         assert len(database.scan()) == 3
-        assert database.unusable(TARGET) == 2
     with Database(path, version="0.0.1") as old:
         assert old.history("w", TARGET) == [1e-6]
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from mcompile.backend.cpu import llvm
 from mcompile.backend.cpu.codegen import emit_module
 from mcompile.errors import BuildError
-from mcompile.ir.cost import count_flops
 from mcompile.ir.stmt import PrimFunc
 from mcompile.runtime.plan import Kernel
 from mcompile.target import Target
@@ -27,7 +26,6 @@ def build_kernel(func: PrimFunc, target: Target) -> Kernel:
         code=code,
         parallel_extent=func.parallel_extent,
         scratch_bytes=module.scratch_bytes,
-        flops=count_flops(func),
         moved_bytes=sum(buffer.size_bytes for buffer in func.params),
         source=module.text,
     )
