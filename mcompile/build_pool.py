@@ -26,6 +26,7 @@ from mcompile.errors import BuildError, InternalError, McompileError
 from mcompile.graph.partition import compute_flops
 from mcompile.ir.stmt import Block, PrimFunc, walk_stmts
 from mcompile.ir.tensor import ComputeDag
+from mcompile.ir.verify import verify_func
 from mcompile.runtime.plan import Kernel
 from mcompile.schedule.constructed import construct
 from mcompile.schedule.lower import LoweredTask, lower
@@ -59,6 +60,8 @@ def build_task(job: BuildJob) -> BuiltTask:
     try:
         trace = construct(job.task) if job.trace is None else job.trace
         lowered = lower(job.task, trace, job.name)
+        for func in lowered.funcs:
+            verify_func(func)
         kernels = [build_kernel(func, job.task.target) for func in lowered.funcs]
         flops = _flops_of_funcs(job.task.dag, lowered.funcs)
         return BuiltTask(trace, lowered, tuple(map(_with_flops, kernels, flops)))
@@ -159,6 +162,7 @@ class _Worker:
             [sys.executable, "-c", "from mcompile.build_pool import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            process_group=0,  # Ctrl-C is for the parent, also while this one starts
             env={**os.environ, "PYTHONPATH": path},
         )
 

@@ -25,7 +25,7 @@ Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes
 Exact = Annotated[bool, typer.Option("--exact", help="No algorithm that rounds otherwise than the direct sums.")]
 Shapes = Annotated[list[str] | None, typer.Option("--shape", metavar="INPUT=1,3,224,224", help="An input's shape.")]
 Dims = Annotated[list[str] | None, typer.Option("--dim", metavar="NAME=N", help="The size of an open dim.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of inputs that are made up.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of inputs that are made up.")]
 InputFile = Annotated[Path | None, typer.Option("--input", metavar="X.npz", help="Inputs by name.")]
 
 

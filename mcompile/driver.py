@@ -131,6 +131,8 @@ def link_program(program: Program, built: Mapping[str, BuiltTask]) -> Artifact:
 def plan_program(source: Source, options: CompileOptions, progress: Progress = _silent) -> Program:
     """Everything before scheduling: import, graph passes, layout, fusion, tasks."""
     target = replace(parse_target(options.target, options.threads), exact=options.exact)
+    if target.kind != "cpu":
+        raise OptionError(f"--target {options.target}: models cannot be compiled for a GPU yet; expected a CPU target")
     progress("reading the model")
     imported = _import(source, options)
     progress("optimising the graph")
@@ -185,6 +187,8 @@ class CompileSummary:
 def compile_file(model: Path, output: Path, options: CompileOptions, progress: Progress = _silent) -> CompileSummary:
     """Compile `model` into the file `output`."""
     start = time.perf_counter()
+    if output.exists() and model.exists() and output.samefile(model):
+        raise OptionError(f"cannot write {output}: it is the model")
     artifact = compile_model(model, options, progress)
     save_artifact(artifact, output)
     plan, summary = artifact.plan, artifact.manifest.summary

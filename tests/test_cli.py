@@ -1,7 +1,9 @@
 """The commands as a user meets them: what is printed where, and the exit status."""
 
 import json
+import os
 import sys
+import threading
 
 import numpy as np
 import onnx
@@ -269,6 +271,33 @@ def test_a_bad_option_is_refused(mcompile, small_model, options, mention):
 def test_wrong_usage_has_status_2(mcompile, small_model, options):
     command = ["compile", small_model, *options] if options else ["compile"]
     assert mcompile(*command)[0] == 2
+
+
+def test_the_model_is_not_overwritten(mcompile, small_model):
+    before = small_model.read_bytes()
+    status, _, err = mcompile("compile", small_model, "-o", small_model)
+    assert status == 2
+    assert "it is the model" in err
+    assert small_model.read_bytes() == before
+
+
+def test_a_pipe_stays_a_pipe(mcompile, small_model, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    received = []
+    reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    for output in (pipe, tmp_path / "file.mcm"):
+        assert mcompile("compile", small_model, "-o", output)[0] == 0
+    assert pipe.is_fifo()
+    reader.join(timeout=10)
+    assert received == [(tmp_path / "file.mcm").read_bytes()]
+
+
+def test_an_artifact_is_no_reference(mcompile, artifact):
+    status, _, err = mcompile("compare", artifact, "--reference", artifact)
+    assert status == 2
+    assert "this is an artifact" in err
 
 
 def test_bad_feeds_are_refused(mcompile, artifact, tmp_path):

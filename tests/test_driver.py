@@ -7,7 +7,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from mcompile.build_pool import build_tasks
+from mcompile.build_pool import _Worker, build_tasks
 from mcompile.driver import CompileOptions, compile_file, compile_model, plan_program
 from mcompile.errors import McompileError, OptionError
 from mcompile.runtime import InferenceSession, to_bytes
@@ -84,3 +84,13 @@ def test_workers_end_with_the_compile(small_model):
     built = build_tasks(jobs, 2, counts.append)
     assert counts == list(range(1, len(jobs) + 1))
     assert [task.kernels[0].name for task in built] == [job.name for job in jobs]
+
+
+def test_ctrl_c_does_not_reach_a_build_process_that_starts():
+    with _Worker() as worker:
+        assert os.getpgid(worker._child.pid) != os.getpgrp()
+
+
+def test_a_gpu_target_is_refused(small_model):
+    with pytest.raises(OptionError, match="--target cuda:sm_80: models cannot be compiled for a GPU yet"):
+        compile_model(small_model, CompileOptions("cuda:sm_80"))

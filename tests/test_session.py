@@ -63,6 +63,21 @@ def test_a_changed_model_is_compiled_again(small_model, compiles):
     assert np.abs(before - after).max() > 1e-6
 
 
+@pytest.mark.parametrize("location", ["../weights.bin", "/dev/zero", "missing.bin"])
+def test_external_data_elsewhere_is_not_read(tmp_path, compiles, location):
+    model = convolution_model((2, 3, 8, 8))
+    path = tmp_path / "external.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    proto = onnx.load(path, load_external_data=False)
+    for entry in proto.graph.initializer[0].external_data:
+        if entry.key == "location":
+            entry.value = location
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match="external data of tensor"):
+        mcompile.InferenceSession(path, threads=1)
+    assert not compiles
+
+
 def test_changed_external_data_is_noticed(tmp_path, compiles):
     path = tmp_path / "external.onnx"
     onnx.save(

@@ -223,4 +223,6 @@ def _reference_of(artifact: Path, given: Path | None) -> Path:
     path = given or artifact.with_suffix(".onnx")
     if not path.is_file():
         raise OptionError(f"{artifact}: compare needs its ONNX model; {path} is not there: give --reference MODEL.onnx")
+    if is_artifact_file(path):
+        raise OptionError(f"{path}: expected the ONNX model, this is an artifact: give --reference MODEL.onnx")
     return path

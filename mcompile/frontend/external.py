@@ -13,11 +13,17 @@ from mcompile.frontend.wire import IN_MODEL
 
 
 def model_files(path: Path) -> tuple[Path, ...]:
-    """The model's own file, then those of its external data, sorted. Raises ModelError if it is no ONNX model."""
-    locations = {
-        external_entries(tensor).get("location", IN_MODEL) for tensor in _tensors(open_source(path).model.graph)
-    }
-    return (path, *(path.parent / location for location in sorted(locations - {IN_MODEL})))
+    """The model's own file, then those of its external data, sorted.
+
+    Raises ModelError if it is no ONNX model, or one whose data lies elsewhere than in its folder.
+    """
+    source = open_source(path)
+    files = set()
+    for tensor in _tensors(source.model.graph):
+        location = external_entries(tensor).get("location", IN_MODEL)
+        if location != IN_MODEL:
+            files.add(source.external_path(location, tensor.name))
+    return (path, *sorted(files))
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

@@ -30,14 +30,15 @@ class ModelSource:
         if location == IN_MODEL:
             return self.data
         if location not in self.files:
-            self.files[location] = _map(self._external_path(location, tensor), f"external data of tensor {tensor!r}")
+            self.files[location] = _map(self.external_path(location, tensor), f"external data of tensor {tensor!r}")
         return self.files[location]
 
     def external_files(self) -> tuple[Path, ...]:
         """The external data files that were opened, sorted."""
         return tuple(sorted(self.folder / location for location in self.files)) if self.folder else ()
 
-    def _external_path(self, location: str, tensor: str) -> Path:
+    def external_path(self, location: str, tensor: str) -> Path:
+        """The file of a location. Raises ModelError unless it lies in the model's folder."""
         where = f"external data of tensor {tensor!r}: location {location!r}"
         if self.folder is None:
             raise ModelError(f"{where}: a model given as bytes has no folder; give the path of the model file")

@@ -99,6 +99,9 @@ def save(artifact: Artifact, path: str | os.PathLike[str]) -> None:
     import tempfile  # 5 ms, for the compiler only
 
     path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():  # a device or a pipe must not become a file
+        path.write_bytes(to_bytes(artifact))
+        return
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(descriptor, "w+b") as file:

@@ -306,10 +306,14 @@ class ImportReport:
 def export_records(database: Database, path: Path) -> int:
     """Write all records, a line each; how many. The file is whole or not changed."""
     records = database.scan()
+    text = "".join(record_to_line(record) + "\n" for record in records)
     partial = path.with_name(path.name + ".part")
     try:
-        partial.write_text("".join(record_to_line(record) + "\n" for record in records))
-        partial.replace(path)
+        if path.exists() and not path.is_file() and not path.is_dir():  # a device or a pipe must not become a file
+            path.write_text(text)
+        else:
+            partial.write_text(text)
+            partial.replace(path)
     except OSError as error:
         raise OptionError(f"cannot write {path}: {error.strerror or error}") from error
     return len(records)
