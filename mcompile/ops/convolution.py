@@ -17,6 +17,7 @@ from mcompile.ops.registry import Attrs, Inputs, LayoutHint, OpKind, Sample, def
 from mcompile.ops.sampling import numbers, sample
 from mcompile.ops.window import (
     WINDOW_ATTRS,
+    Window,
     pad_for,
     pad_spatial,
     per_dim,
@@ -70,6 +71,9 @@ def _conv(inputs: Inputs, attrs: Attrs) -> tuple[Compute, ...]:
     groups = _groups("Conv", x.shape[1], w.shape[1], w.shape[0] // count, count)
     spatial = windows(x.shape[2:], w.shape[2:], attrs)
     source, taps, ic = pad_for(x, spatial, 0), tap_axes(spatial), reduce_axis(groups.inputs, "ic")
+    if count > 1 and groups.inputs > 1 and groups.outputs > 1:
+        total = _grouped(source, w, groups, spatial, taps, ic)
+        return (_with_bias("conv_bias", total, x, input_at(inputs, 2)),)
 
     def product(n: Expr, oc: Expr, *placements: Expr) -> Expr:
         place = positions(spatial, placements, taps)
@@ -79,6 +83,31 @@ def _conv(inputs: Inputs, attrs: Attrs) -> tuple[Compute, ...]:
     shape = (x.shape[0], w.shape[0], *(window.extent for window in spatial))
     names = ["n", "oc", *spatial_names("o", len(spatial))]
     return (_with_bias("conv_bias", contraction("conv", shape, product, [*taps, ic], names), x, input_at(inputs, 2)),)
+
+
+def _grouped(
+    source: Tensor, w: Tensor, groups: Groups, spatial: Sequence[Window], taps: Sequence[Axis], ic: Axis
+) -> Compute:
+    """With an axis for the group: inside one, outputs share their inputs as in a plain convolution."""
+    by_group = compute(
+        "group_weights",
+        (groups.count, groups.outputs, *w.shape[1:]),
+        lambda g, oc, *rest: w[(g * groups.outputs + oc, *rest)],
+    )
+
+    def product(n: Expr, g: Expr, oc: Expr, *placements: Expr) -> Expr:
+        load = source[(n, g * groups.inputs + ic.var, *positions(spatial, placements, taps))]
+        return widened(load) * widened(by_group[(g, oc, ic.var, *(tap.var for tap in taps))])
+
+    extents = [window.extent for window in spatial]
+    names = ["n", "g", "oc", *spatial_names("o", len(spatial))]
+    shape = (source.shape[0], groups.count, groups.outputs, *extents)
+    total = contraction("conv", shape, product, [*taps, ic], names)
+
+    def body(n: Expr, oc: Expr, *place: Expr) -> Expr:
+        return total[(n, oc // groups.outputs, oc % groups.outputs, *place)]
+
+    return compute("conv_groups", (source.shape[0], w.shape[0], *extents), body)
 
 
 def _conv_samples() -> Iterator[Sample]:
