@@ -27,6 +27,7 @@ from mcompile.ir.expr import (
     all_of,
     as_expr,
     binary,
+    minimum,
     select,
     substitute,
     transform,
@@ -359,7 +360,8 @@ class _Lowering:
         full, tail = divmod(self._extent(frame, relation.parent), relation.factor)
         if not tail or not full:
             return rest(frame.sized(relation.inner, relation.factor if full else tail))
-        then = rest(frame.sized(relation.inner, relation.factor))
+        tile = minimum(frame.values[name], full - 1)  # as it is in this branch; so that bounds know it, too
+        then = rest(frame.sized(relation.inner, relation.factor).opened(name, tile))
         last = rest(frame.sized(relation.inner, tail).opened(name, as_expr(full)))
         return If(frame.values[name] < full, then, last)
 

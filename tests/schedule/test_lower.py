@@ -113,7 +113,7 @@ def test_parallel_iterations_branch_on_the_remainder() -> None:
     parallel i.0 < 3:
         if i.0 < 2:
             serial i.1 < 4:
-                y[i.0 * 4 + i.1] = x[i.0 * 4 + i.1] + 1.0_f32
+                y[i.1 + min(i.0, 1) * 4] = x[i.1 + min(i.0, 1) * 4] + 1.0_f32
         else:
             serial i.1_1 < 2:
                 y[i.1_1 + 8] = x[i.1_1 + 8] + 1.0_f32"""
